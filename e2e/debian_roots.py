@@ -7,11 +7,10 @@ records each run (tools/where_it_runs.py).
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
+from e2e import artifacts
 from e2e.image_files import run_checked
-from e2e.images import build_wheel
 from e2e.programs import cache
 from tools.where_it_runs import Tried, record
 
@@ -98,9 +97,8 @@ def check(suite: str, wheel: Path) -> bool:
 
 def main() -> int:
     """Try the suites that are named."""
-    with tempfile.TemporaryDirectory() as folder:
-        wheel = build_wheel(Path(folder)).parent
-        results = [check(suite, wheel) for suite in sys.argv[1:]]
+    wheel = artifacts.wheel().parent
+    results = [check(suite, wheel) for suite in sys.argv[1:]]
     return int(not all(results))
 
 

@@ -1,7 +1,7 @@
 """Build the images of the cluster's pods without a registry or a daemon.
 
 ``python -m e2e.images`` builds the missing ones. Each image is an archive in the cache, keyed by the hash of
-its sources. After a change of fenka's source only the wheel and one layer are built again.
+its sources. fenka's own is that of a release (artifacts.py).
 """
 
 import os
@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from e2e.artifacts import chart, fenka_image
 from e2e.configuration import PAUSE
 from e2e.image_files import archive, base_key, build_image, hash_of, image_of, run_checked
 from e2e.machine import ClusterError, require_programs
@@ -32,7 +33,6 @@ from e2e.supervisor import REPOSITORY
 
 BUSYBOX = "localhost/busybox:e2e"
 WORKLOAD = "localhost/fenka-workload:e2e"
-FENKA = "localhost/fenka:e2e"
 JOBSET = "localhost/jobset:e2e"
 GIT = "localhost/fenka-git:e2e"
 TRAINING = "localhost/fenka-training:e2e"
@@ -80,12 +80,13 @@ CONFIGURATION_VERSIONS = ("version = 3", "version = 2")
 
 
 def all_images() -> list[Path]:
-    """Return the archives of all images; build the missing ones first."""
+    """Return the archives of all images; build the missing ones, and the chart and the wheel, first."""
     require_programs()
     with exclusive_lock(cache() / "images.lock"):
+        chart()
         images = [pause, busybox, jobset, workload, git, mpi_ssh, training]
         large = [frameworks, notebook, keda, contour] if FULL else []
-        return [make() for make in (*images, *large, fenka)]
+        return [make() for make in (*images, *large, fenka_image)]
 
 
 def image_store() -> Path:
@@ -217,34 +218,6 @@ def workload() -> Path:
         build_image(WORKLOAD, dockerfile, locked, target)
 
     return archive("workload", hash_of(base_key(), dockerfile, *locked), make)
-
-
-def fenka() -> Path:
-    """Return fenka's image, built from the Dockerfile that users build."""
-    dockerfile = REPOSITORY / "deploy" / "Dockerfile"
-    locked = [REPOSITORY / "pyproject.toml", REPOSITORY / "uv.lock"]
-    run_checked(["make", "--no-print-directory", "-C", str(REPOSITORY / "native")], timeout=600)
-    sources = sorted(
-        path
-        for path in (REPOSITORY / "src").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    )
-    names = "\n".join(str(path.relative_to(REPOSITORY)) for path in sources)
-    hatch = REPOSITORY / "hatch_build.py"
-
-    def make(target: Path) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            wheel = build_wheel(Path(folder))
-            build_image(FENKA, dockerfile, [*locked, wheel], target)
-
-    return archive("fenka", hash_of(base_key(), names, dockerfile, hatch, *locked, *sources), make)
-
-
-def build_wheel(folder: Path) -> Path:
-    """Build fenka's wheel in dist/ below a folder, and return its path."""
-    dist = folder / "dist"
-    uv("build", "--quiet", "--wheel", "--out-dir", str(dist), str(REPOSITORY))
-    return next(dist.glob("*.whl"))
 
 
 def git() -> Path:

@@ -218,6 +218,9 @@ KUEUE = Module(
 KREW = Module("krew", ("tool",), ())
 """krew, which installs plugins of kubectl. Only for scenarios/test_kubectl_plugins.py."""
 
+REGISTRY = Module("registry", ("fenka.io/e2e/registry",), ())
+"""A registry of images and charts. Only for oci_registry.py."""
+
 
 def cache() -> Path:
     """Return the folder that is kept between runs on this machine."""

@@ -2,23 +2,22 @@
 
 import json
 import os
-import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from urllib.parse import quote
 
 import pytest
 
+from e2e.artifacts import CHART
 from e2e.cluster import Cluster, wait_until
-from e2e.machine import run
 from e2e.programs import OWN, chosen_containerd
 from e2e.scenarios.containers import wait_for_agent, wait_for_no_leases
 from e2e.scenarios.elastic import Elastic
 from e2e.scenarios.installation import (
     CERTIFICATES,
-    CHART,
     MEMORY,
     RELEASE,
+    SCHEDULER_CONFIGURATION,
     Installation,
     call_extender,
     on_control_plane,
@@ -109,16 +108,13 @@ def install(cluster: Cluster) -> None:
         chart.append("--set=node.assumeCdi=true")
     cluster.helm("upgrade", "--install", RELEASE, str(CHART), *chart, "--wait", "--timeout=90s")
     on_control_plane(cluster, f"fenka certificates -n {RELEASE} --into {CERTIFICATES}")
-    cluster.set_scheduler_configuration((CHART / "files" / "scheduler-config.yaml").read_text())
+    cluster.set_scheduler_configuration(SCHEDULER_CONFIGURATION.read_text())
     wait_until("the extender", lambda: extender_is_ready(cluster))
 
 
 @pytest.fixture(scope="module")
 def jobset(installation: Installation) -> Iterator[None]:
-    """Let JobSet's controller run for a module's tests.
-
-    The next modules upgrade from the chart without JobSet's.
-    """
+    """Let JobSet's controller run for a module's tests."""
     with rolled_back(installation.cluster):
         install_jobset(installation.cluster)
         yield
@@ -126,12 +122,10 @@ def jobset(installation: Installation) -> Iterator[None]:
 
 def install_jobset(cluster: Cluster) -> None:
     """Upgrade the release to one with JobSet's controller."""
-    chart = cluster.state / "chart"
-    run([sys.executable, str(CHART.parent / "package.py"), str(chart)])
     values = cluster.state / "jobset.yaml"
     values.write_text(JOBSET_VALUES)
     options = ("-n", RELEASE, "--reuse-values", "-f", str(values), "--wait", "--timeout=90s")
-    cluster.helm("upgrade", RELEASE, str(chart), *options)
+    cluster.helm("upgrade", RELEASE, str(CHART), *options)
     # The controller is ready some time before kube-proxy forwards to its webhooks.
     create = ("create", "--dry-run=server", "-f", "-")
     wait_until("JobSet's webhooks", lambda: cluster.kubectl(*create, stdin=EMPTY_JOBSET))

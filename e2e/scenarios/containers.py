@@ -3,13 +3,12 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+from e2e.artifacts import CHART
 from e2e.cluster import wait_until
 from e2e.scenarios.installation import MEMORY, WORKLOAD, Installation
 
-CHART = Path(__file__).parents[2] / "deploy" / "chart"
 FILES = ("/run/fenka/leases", "/var/lib/fenka/node")
 PRINT_VISIBLE_MIB = (
     "import ctypes as c; d=c.CDLL('libcuda.so.1'); x=c.c_void_p(); t=c.c_size_t(); f=c.c_size_t(); "

@@ -8,9 +8,10 @@ from typing import Any
 
 import yaml
 
+from e2e.artifacts import CHART
 from e2e.cluster import ClusterError, wait_until
 from e2e.scenarios.cloud import CLUSTER, KEY, REGION, SECRET, FakeCloud, Offer
-from e2e.scenarios.installation import CHART, RELEASE, Installation, rolled_back
+from e2e.scenarios.installation import RELEASE, Installation, rolled_back
 
 NAME = "fenka-autoscaler"
 CREDENTIALS = {"ALIBABA_CLOUD_ACCESS_KEY_ID": KEY, "ALIBABA_CLOUD_ACCESS_KEY_SECRET": SECRET}
@@ -50,9 +51,7 @@ class Elastic:
         }
         values = self.cluster.state / "elastic.yaml"
         values.write_text(yaml.safe_dump({"autoscaler": settings}))
-        # A release that has JobSet's controller needs the chart with its part.
-        packed = self.cluster.state / "chart"
-        chart = (RELEASE, str(packed if packed.exists() else CHART), "-n", RELEASE)
+        chart = (RELEASE, str(CHART), "-n", RELEASE)
         with self.cloud.running(), rolled_back(self.cluster):
             options = ("--reuse-values", "-f", str(values), "--wait", "--timeout=120s")
             self.cluster.helm("upgrade", *chart, *options)

@@ -1,7 +1,6 @@
 """Helpers of all scenarios: fenka as installed by its chart, and the manifests that users write."""
 
 import json
-import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +10,12 @@ from typing import Any
 
 import yaml
 
+from e2e.artifacts import CHART_FILES, COMMANDS
 from e2e.cluster import Cluster, wait_until
 
 HERE = Path(__file__).parent
-CHART = Path(__file__).parents[2] / "deploy" / "chart"
+SCHEDULER_CONFIGURATION = CHART_FILES / "scheduler-config.yaml"
+FENKA = (str(COMMANDS / "fenka"),)
 RELEASE = "fenka"
 WORKLOAD = "localhost/fenka-workload:e2e"
 MEMORY, WHOLE = "aliyun.com/gpu-mem", "nvidia.com/gpu"
@@ -51,7 +52,7 @@ extenders:
 
 def on_control_plane(cluster: Cluster, command: str) -> str:
     """Run a shell command on the control plane, with fenka on PATH."""
-    path = f"PATH={Path(sys.executable).parent}:$PATH; "
+    path = f"PATH={COMMANDS}:$PATH; "
     return cluster.control_plane.run("sh", "-c", path + command)
 
 
@@ -88,11 +89,11 @@ class Installation:
 
     def fenka(self, *arguments: str) -> str:
         """Run `fenka …` in the control plane's network, as a user of the cluster would."""
-        return self.cluster.run(sys.executable, "-m", "fenka", *arguments)
+        return self.cluster.run(*FENKA, *arguments)
 
     def inspect(self, *arguments: str) -> str:
         """Run `kubectl inspect gpushare …`; kubectl finds the plugin by its name."""
-        path = f"{Path(sys.executable).parent}:{self.cluster.environment()['PATH']}"
+        path = f"{COMMANDS}:{self.cluster.environment()['PATH']}"
         return self.cluster.run(
             "kubectl", "inspect", "gpushare", *arguments, environment={"PATH": path}
         )

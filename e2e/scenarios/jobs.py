@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,11 +12,10 @@ import pytest
 
 from e2e.cluster import wait_until
 from e2e.images import GIT, TRAINING
-from e2e.scenarios.installation import Installation
+from e2e.scenarios.installation import FENKA, Installation
 
 PROGRAMS = Path(__file__).parent / "training"
 CODE = f"--code={PROGRAMS}"
-FENKA = (sys.executable, "-m", "fenka")
 JOB_LABEL = "fenka.io/job"
 VOLUME = """
 apiVersion: v1

@@ -11,8 +11,7 @@ from typing import Any
 
 from e2e.cluster import wait_until
 from e2e.images import TRAINING
-from e2e.scenarios.installation import Installation
-from e2e.scenarios.jobs import FENKA
+from e2e.scenarios.installation import FENKA, Installation
 from e2e.scenarios.serving.load import Request, read
 
 PROGRAMS = Path(__file__).parent / "serving"

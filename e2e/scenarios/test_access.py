@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from e2e.artifacts import CHART
 from e2e.cluster import Cluster, wait_until
 from e2e.scenarios.installation import (
-    CHART,
     GPUSHARE_CONFIGURATION,
     MEMORY,
     RELEASE,
+    SCHEDULER_CONFIGURATION,
     WORKLOAD,
     Installation,
 )
@@ -171,7 +172,7 @@ def plain(installation: Installation) -> Iterator[Installation]:
     cluster.set_scheduler_configuration(GPUSHARE_CONFIGURATION)
     yield installation
     cluster.helm(*upgrade, "--set=scheduler.tls.enabled=true", "--timeout=90s")
-    cluster.set_scheduler_configuration((CHART / "files" / "scheduler-config.yaml").read_text())
+    cluster.set_scheduler_configuration(SCHEDULER_CONFIGURATION.read_text())
     wait_for_replicas(cluster)
 
 

@@ -4,14 +4,14 @@
 """
 
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from e2e.artifacts import CHART_FILES, COMMANDS, FENKA
 from e2e.cluster import Cluster, wait_until
-from e2e.images import BUSYBOX, FENKA, WORKLOAD
+from e2e.images import BUSYBOX, WORKLOAD
 from e2e.scenarios.conftest import install, uninstall
 from e2e.scenarios.installation import (
     GPUSHARE_CONFIGURATION,
@@ -86,9 +86,10 @@ class GuideShell:
         self.cluster = cluster
 
     def __call__(self, text: str) -> str:
-        """Run commands verbatim, except that NODE becomes the node's name."""
-        path = f"{Path(sys.executable).parent}:{self.cluster.environment()['PATH']}"
+        """Run commands verbatim, except for the node's name, and for the chart: the packaged one."""
+        path = f"{COMMANDS}:{self.cluster.environment()['PATH']}"
         script = f"set -e; cd {REPOSITORY}\n" + re.sub(r"\bNODE\b", NODE, text)
+        script = script.replace("deploy/chart", str(CHART_FILES.parent))
         with timed(text):
             return self.cluster.run("sh", "-c", script, environment={"PATH": path})
 
@@ -131,7 +132,7 @@ class PageShell(Shell):
         kubeconfig.write_text(cluster.kubeconfig.read_text())
         (directory / "deploy").symlink_to(REPOSITORY / "deploy")
         known = cluster.environment()
-        commands = f"{Path(sys.executable).parent}:{known['PATH']}"
+        commands = f"{COMMANDS}:{known['PATH']}"
         own = {"KUBECONFIG": str(kubeconfig), "PATH": commands, "COLUMNS": "160", "TERM": "dumb"}
         super().__init__(directory, known | own, cluster.command())
         self.run(f"kubectl config set-context --current --namespace {namespace}")

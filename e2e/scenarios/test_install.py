@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from e2e.artifacts import CHART
 from e2e.cluster import Cluster, ClusterError, wait_until
 from e2e.images import BUSYBOX
 from e2e.scenarios.containers import installed_with
 from e2e.scenarios.installation import (
-    CHART,
     HERE,
     MEMORY,
     Installation,

@@ -20,8 +20,8 @@ from e2e.cluster import Cluster, ClusterError, wait_until
 from e2e.images import MPI_SSH, TRAINING
 from e2e.repository import Repository
 from e2e.scenarios.containers import wait_for_no_leases
-from e2e.scenarios.installation import WHOLE, Installation, deployment
-from e2e.scenarios.jobs import CODE, FENKA, Jobs, program
+from e2e.scenarios.installation import FENKA, WHOLE, Installation, deployment
+from e2e.scenarios.jobs import CODE, Jobs, program
 
 # A job's pods start one after another, and each of its steps takes seconds.
 pytestmark = pytest.mark.timeout(600)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -13,10 +12,11 @@ from typing import Any, TypeVar
 import pytest
 import yaml
 
+from e2e.artifacts import CHART
 from e2e.cluster import STATE, Cluster, Layout, wait_until
 from e2e.pki import Authority
 from e2e.programs import KARPENTER, build
-from e2e.scenarios.installation import CHART
+from e2e.scenarios.installation import FENKA
 from fenka.autoscaler.providers import ApiNodeClaims
 from fenka.cloud.config import ProviderConfig
 from fenka.cloud.karpenter import (
@@ -225,7 +225,7 @@ def test_autoscaler_buys_a_node_by_karpenter_and_ends_it_when_it_is_idle(
     """From a pending pod to a NodeClaim, its Node, and back to none."""
     file = plane.state / "autoscaler.yaml"
     file.write_text(yaml.safe_dump(CONFIGURATION))
-    command = [sys.executable, "-m", "fenka", "autoscaler", f"--config={file}"]
+    command = [*FENKA, "autoscaler", f"--config={file}"]
     options = [f"--kubeconfig={plane.autoscaler_kubeconfig}", f"--namespace={NAMESPACE}"]
     plane.control_plane.start("autoscaler", [*command, *options])
     log = plane.control_plane.log("autoscaler")

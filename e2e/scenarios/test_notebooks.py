@@ -8,8 +8,8 @@ import pytest
 from e2e.cluster import wait_until
 from e2e.images import NOTEBOOK
 from e2e.scenarios.containers import wait_for_no_leases
-from e2e.scenarios.installation import Installation
-from e2e.scenarios.jobs import FENKA, Jobs
+from e2e.scenarios.installation import FENKA, Installation
+from e2e.scenarios.jobs import Jobs
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 

@@ -1,15 +1,12 @@
 """Run trainings and services in a namespace that enforces the Pod Security Standard `restricted`."""
 
-import sys
-
 import pytest
 
 from e2e.cluster import wait_until
 from e2e.images import TRAINING
-from e2e.scenarios.installation import WORKLOAD, Installation
+from e2e.scenarios.installation import FENKA, WORKLOAD, Installation
 
 ENFORCE = "pod-security.kubernetes.io/enforce"
-FENKA = (sys.executable, "-m", "fenka")
 
 
 @pytest.fixture

@@ -11,13 +11,14 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 
+from e2e.artifacts import CHART, CHART_FILES
 from e2e.cluster import wait_until
 from e2e.scenarios.containers import installed_with, pod, wait_for_agent
-from e2e.scenarios.installation import CHART, Installation
+from e2e.scenarios.installation import Installation
 
 ADDRESS = "127.0.0.1:19090"
 CAP_BYTES = (15079 * 4 // 14) << 20
-DASHBOARD = CHART / "files" / "dashboard.json"
+DASHBOARD = CHART_FILES / "dashboard.json"
 
 Json = dict[str, Any]
 

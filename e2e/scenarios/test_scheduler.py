@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import pytest
 
+from e2e.artifacts import CHART
 from e2e.cluster import Cluster, wait_until
 from e2e.scenarios.installation import (
-    CHART,
     MEMORY,
     RELEASE,
     Installation,

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from e2e.artifacts import CHART
 from e2e.cluster import Cluster, wait_until
 from e2e.image_files import archive, hash_of, image_of
 from e2e.images import BUSYBOX
 from e2e.programs import chosen_kubernetes
 from e2e.scenarios.conftest import install, install_jobset, uninstall
 from e2e.scenarios.installation import (
-    CHART,
     MEMORY,
     RELEASE,
+    SCHEDULER_CONFIGURATION,
     WORKLOAD,
     Installation,
     deployment,
@@ -104,7 +105,7 @@ def second_scheduler(shared: Installation) -> Iterator[Installation]:
         *("upgrade", RELEASE, str(CHART), "-n", RELEASE, "--reuse-values"),
         "--set=secondScheduler.enabled=false",
     )
-    configuration = (CHART / "files" / "scheduler-config.yaml").read_text()
+    configuration = SCHEDULER_CONFIGURATION.read_text()
     shared.cluster.set_scheduler_configuration(configuration)
 
 

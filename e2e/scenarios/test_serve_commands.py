@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from e2e.cluster import Cluster, wait_until
-from e2e.scenarios.installation import WORKLOAD, Installation, kubeconfig_of
+from e2e.scenarios.installation import FENKA, WORKLOAD, Installation, kubeconfig_of
 
 PROGRAM = Path(__file__).parent / "serving" / "echo_server.py"
 PORT = 5000
@@ -51,7 +51,7 @@ class User:
         options = ("--kubeconfig", str(self.kubeconfig), "-n", self.namespace)
         verbs = 2 if words[0] == "serve" else 1
         command = (*words[:verbs], *options, *words[verbs:])
-        return self.cluster.run(sys.executable, "-m", "fenka", *command)
+        return self.cluster.run(*FENKA, *command)
 
     def serve(self, version: str) -> str:
         """Deploy a version, and wait until it accepts requests."""

@@ -3,10 +3,10 @@
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from e2e.artifacts import CHART_FILES
 from e2e.cluster import ClusterError, wait_until
 from e2e.images import TRAINING
 from e2e.scenarios.containers import (
@@ -22,7 +22,7 @@ from fenka.dialects.ack import CORE
 from fenka.dialects.base import CORE_MODE
 
 MIB = 1 << 20
-DASHBOARD = Path(__file__).parents[2] / "deploy" / "chart" / "files" / "dashboard.json"
+DASHBOARD = CHART_FILES / "dashboard.json"
 ALLOCATE = (
     "import ctypes as c, time; d=c.CDLL('libcuda.so.1'); x=c.c_void_p(); p=c.c_void_p(); d.cuInit(0); "
     "d.cuDevicePrimaryCtxRetain(c.byref(x),0); d.cuCtxSetCurrent(x); "

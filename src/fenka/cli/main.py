@@ -88,6 +88,7 @@ ADMIN: Groups = {
         Command("groups", "admin.elastic", "Show groups of elastic nodes: prices, stock, limits."),
         Command("certificates", "admin.certificate_secrets", "Manage the extender's certificates."),
         Command("mig", "admin.mig:app", "Plan layouts of cards divided into MIG instances."),
+        Command("bundle", "admin.bundle:app", "Pack an installation without the Internet."),
         Command("uninstall", "admin.uninstall", "Remove what fenka leaves in a cluster."),
     ),
     "Simulate": (

@@ -12,8 +12,8 @@ COMMIT = "05b2347d935f9e3a8426ceb5455b96173712df09"
 """The state that counts as the last release, 0.1.0."""
 
 
-def last_release() -> Path:
-    """Return the interpreter of the last release, which has all of it installed. Skip without its history."""
+def last_release_tree() -> Path:
+    """Return a checkout of the last release in which `make build` was run. Skip without its history."""
     known = subprocess.run(
         ["git", "cat-file", "-e", f"{COMMIT}^{{commit}}"],
         cwd=ROOT,
@@ -29,7 +29,12 @@ def last_release() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (place / "built").exists():
             _build(place)
-    return place / ".venv" / "bin" / "python"
+    return place
+
+
+def last_release() -> Path:
+    """Return the interpreter of the last release, which has all of it installed. Skip without its history."""
+    return last_release_tree() / ".venv" / "bin" / "python"
 
 
 def _build(place: Path) -> None:

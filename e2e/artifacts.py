@@ -20,8 +20,10 @@ from deploy.release.recipe import Release
 from e2e.image_files import archive, hash_of, run_checked
 from e2e.programs import COMPLETE, cache
 from e2e.supervisor import REPOSITORY
+from tests.skew.last_release import last_release_tree
 
 FENKA = "localhost/fenka:e2e"
+LAST_FENKA = "localhost/fenka:last"
 KEPT = 12
 """The number of folders kept of each kind: each change of the sources adds one. Checkouts share them."""
 BUILT = frozenset({"__pycache__", "_native", "build"})
@@ -157,6 +159,29 @@ def fenka_image() -> Path:
         image.build_archive(builder, {platform.machine(): wheel()}, names, target)
 
     return archive("fenka", hash_of(wheel_folder().name, *recipe, REPOSITORY / "uv.lock"), make)
+
+
+def last_release_image() -> Path:
+    """Return the archive of the last release's image; build it if it is missing. Raises LookupError.
+
+    It has that release's wheel, and Debian and the dependencies of this one.
+    """
+    tree = last_release_tree()
+    recipe = [REPOSITORY / "deploy" / "release" / f"{name}.py" for name in image.RECIPES]
+
+    def make(target: Path) -> None:
+        made = release(target.parent)
+        builder = image.Builder(made, made.work, latest=False)
+        with tempfile.TemporaryDirectory() as built:
+            made.uv("build", "--quiet", "--wheel", "--out-dir", built, tree)
+            (packed,) = Path(built).glob("*.whl")
+            names = {
+                "org.opencontainers.image.ref.name": "last",
+                "io.containerd.image.name": LAST_FENKA,
+            }
+            image.build_archive(builder, {platform.machine(): packed}, names, target)
+
+    return archive("last", hash_of(tree.name, *recipe, REPOSITORY / "uv.lock"), make)
 
 
 def release_image() -> Path:

@@ -5,15 +5,13 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 COMMIT = "05b2347d935f9e3a8426ceb5455b96173712df09"
 """The state that counts as the last release, 0.1.0."""
 
 
 def last_release_tree() -> Path:
-    """Return a checkout of the last release in which `make build` was run. Skip without its history."""
+    """Return a checkout of the last release, after `make build`. Raises LookupError without its history."""
     known = subprocess.run(
         ["git", "cat-file", "-e", f"{COMMIT}^{{commit}}"],
         cwd=ROOT,
@@ -21,7 +19,9 @@ def last_release_tree() -> Path:
         check=False,
     )
     if known.returncode:
-        pytest.skip(f"this clone has no commit {COMMIT}, the last release: git fetch --unshallow")
+        raise LookupError(
+            f"this clone has no commit {COMMIT}, the last release: run `git fetch --unshallow`"
+        )
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fenka-tests"
     place = cache / f"release-{COMMIT}"
     cache.mkdir(parents=True, exist_ok=True)
@@ -30,11 +30,6 @@ def last_release_tree() -> Path:
         if not (place / "built").exists():
             _build(place)
     return place
-
-
-def last_release() -> Path:
-    """Return the interpreter of the last release, which has all of it installed. Skip without its history."""
-    return last_release_tree() / ".venv" / "bin" / "python"
 
 
 def _build(place: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.skew.last_release import last_release
+from tests.skew.last_release import last_release_tree
 from tests.workstation.conftest import HOLD, Program, Workstation, workstation_at
 
 MIB = 200
@@ -16,8 +16,11 @@ MIB = 200
 
 @pytest.fixture(scope="module")
 def old() -> Path:
-    """Return the interpreter of the last release."""
-    return last_release()
+    """Return the interpreter of the last release, which has all of it installed."""
+    try:
+        return last_release_tree() / ".venv" / "bin" / "python"
+    except LookupError as why:
+        pytest.skip(str(why))
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ mount --rbind /sys sys
 mount -t tmpfs tmpfs run
 mount -t tmpfs tmpfs tmp
 chmod 1777 tmp
-mkdir srv/given old
+mkdir -p srv/given old
 cp -R "$given/." srv/given
 pivot_root . old
 cd /
@@ -78,7 +78,15 @@ def run_in_debian(
     for path in files:
         shutil.copy(path, given / path.name)
     namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation=private"]
-    login = ["runuser", "-l", user, "-c", f"export PIP_CERT=/{CERTIFICATES}; set -e; {script}"]
+    login = [
+        "runuser",
+        "-l",
+        user,
+        "-s",
+        "/bin/bash",
+        "-c",
+        f"export PIP_CERT=/{CERTIFICATES}; set -e; {script}",
+    ]
     return subprocess.run(
         [*namespaces, "sh", "-c", _ENTER, "enter", str(debian_root()), str(work), *login],
         cwd=given,

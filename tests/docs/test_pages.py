@@ -88,7 +88,8 @@ def runnable() -> Iterator[object]:
             full_page = page.has("workstation", "full")
             left_out = full_page and os.environ.get("FENKA_E2E_TIER") != "full"
             skip = pytest.mark.skipif(left_out, reason="slow: set FENKA_E2E_TIER=full to run it")
-            marks = [pytest.mark.process, pytest.mark.timeout(600 if full_page else 120), skip]
+            # A busy machine takes minutes for a page that starts many programs.
+            marks = [pytest.mark.process, pytest.mark.timeout(600), skip]
             yield pytest.param(page, id=name(path), marks=marks)
 
 

@@ -63,7 +63,7 @@ NEWCOMERS = {
     "cluster": Newcomer(
         "A company's cluster",
         "start/cluster.md",
-        test="test_commands_of_the_guide_work_when_run_verbatim",
+        test="test_commands_from_installation_to_removal_work_when_run_verbatim",
     ),
     "gpushare": Newcomer(
         "From gpushare",

@@ -24,7 +24,7 @@ from e2e.scenarios.virtual_nodes import VirtualNodes, node_object
 from e2e.supervisor import REPOSITORY
 from fenka import __version__
 from fenka.dialects import gpushare
-from tools.docs.blocks import COMMAND_LANGUAGES, Page, read_page, run_page
+from tools.docs.blocks import COMMAND_LANGUAGES, Page, read_page, readable_pages, run_page
 from tools.docs.shell import Shell, timed
 
 DOCS = REPOSITORY / "docs"
@@ -154,11 +154,10 @@ class PageShell(Shell):
 
 def cluster_pages() -> Iterator[object]:
     """Yield the pages with commands for a cluster."""
-    for path in sorted((REPOSITORY / "docs").rglob("*.md")):
-        page = read_page(path)
+    for page in readable_pages(sorted((REPOSITORY / "docs").rglob("*.md"))):
         if page.runs("cluster"):
             marks = [pytest.mark.full] if page.has("cluster", "full") else []
-            yield pytest.param(page, id=str(path.relative_to(REPOSITORY)), marks=marks)
+            yield pytest.param(page, id=str(page.path.relative_to(REPOSITORY)), marks=marks)
 
 
 @pytest.mark.parametrize("page", [*cluster_pages()])

@@ -14,7 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from tools.docs.blocks import Page, faults, read_page, run_page
+from tools.docs.blocks import (
+    Page,
+    faults,
+    read_page,
+    readable_pages,
+    run_page,
+    unreadable_pages,
+)
 from tools.docs.shell import Shell
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +49,11 @@ def name(page: Path) -> str:
 def test_each_block_can_be_run_or_says_why_not(path: Path) -> None:
     """A new block without a mark would never be tried."""
     assert list(faults(read_page(path))) == []
+
+
+def test_marks_of_all_pages_can_be_understood() -> None:
+    """One mistyped mark must not keep the other pages from being tried."""
+    assert list(unreadable_pages(PAGES)) == []
 
 
 @pytest.fixture
@@ -82,15 +94,14 @@ def workstation(home: Path, page: Page) -> Shell:
 
 def runnable() -> Iterator[object]:
     """Yield the pages with commands for a workstation."""
-    for path in PAGES:
-        page = read_page(path)
+    for page in readable_pages(PAGES):
         if page.runs("workstation"):
             full_page = page.has("workstation", "full")
             left_out = full_page and os.environ.get("FENKA_E2E_TIER") != "full"
             skip = pytest.mark.skipif(left_out, reason="slow: set FENKA_E2E_TIER=full to run it")
             # A busy machine takes minutes for a page that starts many programs.
             marks = [pytest.mark.process, pytest.mark.timeout(600), skip]
-            yield pytest.param(page, id=name(path), marks=marks)
+            yield pytest.param(page, id=name(page.path), marks=marks)
 
 
 @pytest.mark.parametrize("page", [*runnable()])

@@ -36,10 +36,11 @@ run must at least be readable.
 """
 
 import ast
+import contextlib
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeGuard
@@ -181,6 +182,22 @@ def read_page(path: Path) -> Page:
             _page_mark(page, number, pending)
             pending = {}
     return page
+
+
+def readable_pages(paths: Iterable[Path]) -> Iterator[Page]:
+    """Yield the pages whose marks can be understood. A test reports the others (`unreadable_pages`)."""
+    for path in paths:
+        with contextlib.suppress(PageError):
+            yield read_page(path)
+
+
+def unreadable_pages(paths: Iterable[Path]) -> Iterator[str]:
+    """Yield a sentence for each page whose marks cannot be understood."""
+    for path in paths:
+        try:
+            read_page(path)
+        except PageError as error:
+            yield str(error)
 
 
 def _closing(lines: list[tuple[int, str]], position: int, fence: str) -> int:

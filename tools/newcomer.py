@@ -192,7 +192,7 @@ def save(name: str, times: list[tuple[str, float]]) -> None:
     known = tomllib.loads(DATA.read_text()) if DATA.exists() else {}
     known[name] = {
         "date": datetime.now(UTC).date(),
-        "machine": f"{os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}",
+        "machine": f"{os.cpu_count()} virtual CPUs, {platform.machine()}",
         "load": round(os.getloadavg()[0]),
         "steps": [{"command": command, "seconds": round(seconds, 1)} for command, seconds in times],
     }

@@ -14,7 +14,7 @@ import pytest
 from fenka import procfs
 from fenka.jobs import exit_keeper
 from fenka.workstation import files as histories
-from fenka.workstation.files import MAX_JOBS_PER_USER, History
+from fenka.workstation.files import MAX_JOBS_PER_USER, REFRESH_S, History, RunningJobs
 from fenka.workstation.protocol import EndedJob
 from tests.workstation.conftest import HOLD, Workstation, eventually, kill, refused
 
@@ -108,6 +108,52 @@ def test_job_is_recorded_when_it_ended_while_no_daemon_ran(t4: Workstation) -> N
     t4.start("--simulate", "T4")
     job = ended(t4)["night/1"]
     assert (job["signal"], job["cause"]) == ("SIGKILL", "unobserved")
+
+
+def test_job_is_recorded_when_the_machine_lost_power(t4: Workstation) -> None:
+    """A power loss, to the daemon: it was killed, nothing is left of /run, and the boot is another one."""
+    in_background(t4, "night", "sleep", "1000")
+    pid = t4.jobs()["night"]["pid"]
+    (running,) = eventually(lambda: list(t4.root.glob("running-*.json")))
+    t4.kill_daemon()
+    (t4.root / "state.json").unlink()
+    kill(pid)
+    recorded = json.loads(running.read_text())
+    running.write_text(json.dumps({**recorded, "boot": "an earlier one"}))
+    t4.start("--simulate", "T4")
+    job = ended(t4)["night/1"]
+    assert (job["cause"], "the machine restarted" in job["why"]) == ("unobserved", True)
+    assert job["ended_at"] == recorded["jobs"][0]["ended_at"]
+    assert t4.fenka("logs", "night").stderr.endswith("; the machine restarted\n")
+    eventually(lambda: not running.exists())
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"boot":"x","at":0,"jobs":[{}]}', "[" * 9999])
+def test_running_jobs_are_forgotten_when_their_file_is_damaged(
+    tmp_path: Path, content: str
+) -> None:
+    """As by a power loss."""
+    (tmp_path / f"running-{os.uname().nodename}.json").write_text(content)
+    assert RunningJobs(tmp_path).lost() == []
+
+
+def test_running_jobs_are_written_when_they_change_or_a_minute_is_over(tmp_path: Path) -> None:
+    """A disk that sleeps is not woken every five seconds."""
+    now = [100.0]
+    running = RunningJobs(tmp_path / "state", lambda: now[0])
+    assert running.outdated(frozenset())
+    running.record([])
+    assert not running.outdated(frozenset())
+    assert running.outdated(frozenset({"a"}))
+    job = EndedJob("a", "night", "alice", 7, "run", 1, [], "", 1.0, 2.0, 3.0, restarted=True)
+    running.record([job])
+    assert not running.outdated(frozenset({"a"}))
+    assert running.outdated(frozenset())
+    now[0] += REFRESH_S
+    assert running.outdated(frozenset({"a"}))
+    assert RunningJobs(tmp_path / "state").lost() == []  # This boot's are not lost.
+    running.record([])
+    assert list((tmp_path / "state").iterdir()) == []
 
 
 def test_records_are_kept_when_the_daemon_is_killed(t4: Workstation) -> None:

@@ -42,7 +42,7 @@ from fenka.workstation.lease_processes import JobWatches, LeaseProcesses, Termin
 from fenka.workstation.leases import Leases
 from fenka.workstation.lifetime import log
 from fenka.workstation.paths import Runtime
-from fenka.workstation.protocol import GRANT_TTL_S, EndCause
+from fenka.workstation.protocol import GRANT_TTL_S, EndCause, EndedJob
 
 
 def account_of(process: PeerProcess) -> int:
@@ -344,9 +344,21 @@ class Controller:
 
     def _record_end(self, job: Job, ended_at: float) -> None:
         """Record how a job has ended. Before its slice is granted again, which changes the readings."""
+        self.history.add(self._ended(job, ended_at))
+
+    def _ended(self, job: Job, ended_at: float) -> EndedJob:
         cards: dict[str, Card] = {card.uuid: card for card in self.broker.node.cards}
-        page = account_file(self.runtime.lease(job.id))
-        self.history.add(ended_job(job, ended_at, cards, page))
+        return ended_job(job, ended_at, cards, account_file(self.runtime.lease(job.id)))
+
+    def ended_by_restart(self) -> list[EndedJob]:
+        """Return what is to be recorded of the jobs that run if the machine restarts now."""
+        return [
+            msgspec.structs.replace(
+                self._ended(job, time.time()), cause="unobserved", restarted=True
+            )
+            for job in self.broker.placed()
+            if job.started_at is not None
+        ]
 
     def _apply_later(self, effects: Sequence[Effect] = (), *, save: bool = True) -> None:
         """Apply effects of an event that no client can be told an error of."""

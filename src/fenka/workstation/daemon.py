@@ -22,7 +22,7 @@ from fenka.workstation.broker import Broker
 from fenka.workstation.cards import CardObserver
 from fenka.workstation.connections import Connections, JobResizer, RequestHandler
 from fenka.workstation.controller import ConnectedClients, Controller
-from fenka.workstation.files import DaemonConfig, History
+from fenka.workstation.files import DaemonConfig, History, RunningJobs
 from fenka.workstation.layouts import Layouts
 from fenka.workstation.lease_processes import LeaseProcesses, Terminator
 from fenka.workstation.leases import Leases
@@ -69,7 +69,8 @@ class Daemon:
             hardware, self._processes.lease_of, self._feedback.busy_ns, broker.leased_mib
         )
         self._terminator = Terminator(broker, self._processes)
-        self._history = History(paths.history_file(runtime))
+        history_file = paths.history_file(runtime)
+        self._history, self._running = History(history_file), RunningJobs(history_file.parent)
         clients = ConnectedClients()
         self._controller = Controller(
             runtime,
@@ -116,6 +117,8 @@ class Daemon:
         self._leases.prepare()
         self._layouts.load()
         self._history.load()
+        for job in self._running.lost():
+            self._history.add(job)
         self._controller.recover()
         server, by_name = await self._listen(), await self._listen_by_name()
         self._presence.begin()
@@ -138,6 +141,7 @@ class Daemon:
             task.cancel()
         self._feedback.close()
         self.runtime.socket.unlink(missing_ok=True)
+        self._running.record(self._controller.ended_by_restart())
         self._controller.close()
         self._processes.close()
 
@@ -173,9 +177,17 @@ class Daemon:
             await asyncio.sleep(HEALTH_PERIOD_S)
             with contextlib.suppress(OSError):
                 files.trim_log(self.runtime.log)
+            await self._record_running()
             with contextlib.suppress(NoDriver, NodeError, OSError):
                 self._controller.observe_cards()
                 await self._cards.check_violations(self.broker.placed())
+
+    async def _record_running(self) -> None:
+        jobs = self.broker.placed()
+        started = frozenset(job.id for job in jobs if job.started_at is not None)
+        if self._running.outdated(started):
+            # A disk may take long.
+            await asyncio.to_thread(self._running.record, self._controller.ended_by_restart())
 
     async def _feedback_loop(self) -> None:
         """Send programs with a limited share of compute what they cannot measure themselves."""

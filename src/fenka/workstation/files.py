@@ -4,6 +4,8 @@ The daemon's records of ended jobs: bounded in number, age and bytes, and kept o
 
 A file with one JSON object a line. A job is appended when it ends. The file is rewritten when many of its
 lines are no longer kept. When all are too many, those of the user with the most go first.
+
+Running jobs are recorded on disk, too: /run, where the daemon's own records are, is empty after a boot.
 """
 
 import contextlib
@@ -362,6 +364,55 @@ class History:
             if not self._failed:
                 log(f"ended jobs are not recorded: {describe(why)}")
             self._failed = True
+
+
+REFRESH_S = 60.0
+"""A job's end by a power loss is recorded at most this much too early."""
+
+
+class RunningFile(msgspec.Struct, forbid_unknown_fields=True):
+    """The jobs that ran at a time, in Unix seconds, as they are recorded if the machine restarts then."""
+
+    boot: str
+    at: float
+    jobs: list[EndedJob]
+    version: Literal[1] = 1
+
+
+class RunningJobs:
+    """The file of one daemon. If it cannot be written, a restart leaves no record."""
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
+        """directory: it may be another machine's, too, as a home directory on a network is."""
+        self._file = directory / f"running-{os.uname().nodename}.json"
+        self._clock = clock
+        # Of an earlier daemon's file it is not known.
+        self._written: tuple[frozenset[str] | None, float] = None, 0.0
+
+    def lost(self) -> list[EndedJob]:
+        """Return the jobs that ran when the machine restarted; none if it has not."""
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            content = lease_files.read_regular_file(self._file, MAX_FILE_BYTES)
+            recorded = lease_files.decode_json(msgspec.json.Decoder(RunningFile), content)
+            if recorded.boot != procfs.boot_id():
+                return recorded.jobs
+        return []
+
+    def outdated(self, ids: frozenset[str]) -> bool:
+        """Return whether the file lacks one of these jobs, has another one, or is a minute old."""
+        written, at = self._written
+        return ids != written or (bool(ids) and self._clock() >= at + REFRESH_S)
+
+    def record(self, jobs: list[EndedJob]) -> None:
+        """Write what would be recorded of jobs that a restart ends now."""
+        self._written = frozenset(job.id for job in jobs), self._clock()
+        with contextlib.suppress(OSError):
+            if not jobs:
+                self._file.unlink(missing_ok=True)
+                return
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            content = RunningFile(procfs.boot_id(), self._clock(), jobs)
+            lease_files.write_atomically(self._file, msgspec.json.encode(content))
 
 
 def ended_job(job: Job, ended_at: float, cards: Mapping[str, Card], page: Path) -> EndedJob:

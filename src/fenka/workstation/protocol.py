@@ -48,6 +48,7 @@ class EndedJob(msgspec.Struct, frozen=True):
 
     Attributes:
         run: Its number among the runs of this name; 0 if it left no log.
+        restarted: Whether the machine's restart or power loss ended it.
         gang, rank, size: The gang's name, the member's number, and the number of members.
         started_at: None if its program was never started.
         status: Its program's wait status, as os.waitstatus_to_exitcode takes it; None if it is not known.
@@ -78,6 +79,7 @@ class EndedJob(msgspec.Struct, frozen=True):
     gang: str = ""
     rank: int = 0
     size: int = 1
+    restarted: bool = False
 
     @property
     def exit_code(self) -> int | None:
@@ -105,6 +107,8 @@ class EndedJob(msgspec.Struct, frozen=True):
         return "exit code unknown" if self.status is None else describe_status(self.status)
 
     def _cause(self) -> str:
+        if self.restarted:
+            return "the machine restarted"
         if self.cause == "stopped":
             return f"stopped by {self.stopped_by}"
         return {

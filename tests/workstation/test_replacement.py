@@ -1,5 +1,6 @@
 """Ending and replacing a daemon of any version, under running programs."""
 
+import ctypes.util
 import os
 import signal
 import socket
@@ -161,6 +162,19 @@ def test_daemon_reports_to_systemd_once_clients_can_connect(station: Workstation
             assert station.jobs() == {}
             daemon.terminate()
             eventually(lambda: daemon.poll() is not None)
+
+
+@pytest.mark.skipif(
+    ctypes.util.find_library("nvidia-ml") is not None, reason="this machine has a driver"
+)
+def test_unit_starts_and_says_what_is_missing_when_there_is_no_driver(station: Workstation) -> None:
+    """Its status has the sentence, and its exit code is one that units take for a success."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(f"\0fenka-test-{os.getpid()}")
+        station.environment["NOTIFY_SOCKET"] = f"@fenka-test-{os.getpid()}"
+        ended = station.fenka("daemon")
+        assert manager.recv(1000).startswith(b"READY=1\nSTATUS=this machine has no NVIDIA driver")
+    refused(ended, 69, "this machine has no NVIDIA driver .*")
 
 
 @pytest.fixture

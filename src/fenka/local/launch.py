@@ -23,7 +23,7 @@ from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, run_child
 from fenka.local import gang, workload
 from fenka.workstation import protocol
 from fenka.workstation.client import DaemonConnection, DaemonUnavailable, connect
-from fenka.workstation.paths import Runtime, port_reservations
+from fenka.workstation.paths import Runtime, port_reservations, system_start
 
 T = TypeVar("T")
 
@@ -39,10 +39,6 @@ PATIENCE_S = 5.0
 
 TERMINAL = ("TERM", "COLORTERM", "LINES", "COLUMNS")
 """Variables that describe this terminal, which is not the one that the program was started from."""
-
-_ROOT_STARTS = (
-    "waiting for this machine's daemon: root has to start it, with `fenka daemon --background`"
-)
 
 
 class LeaseNotGranted(FenkaError):
@@ -169,7 +165,7 @@ class Launcher:
         except DaemonUnavailable:
             if not (self.runtime.foreign and self.wait):
                 raise
-            notify(_ROOT_STARTS)
+            notify(_root_starts())
             connection = _reconnect(self.runtime, deadline, lambda _: None)
         while True:
             try:
@@ -413,6 +409,10 @@ def _await_grant(
                 raise LeaseNotGranted(protocol.failure_reason(answer), final=True)
 
 
+def _root_starts() -> str:
+    return f"waiting for this machine's daemon: root has to start it, with {system_start()}"
+
+
 def _reconnect(runtime: Runtime, deadline: float | None, notify: Notify) -> DaemonConnection:
     """Wait for the next daemon. `notify` gets a line if only root can start it, after a while."""
     silent_until = time.monotonic() + PATIENCE_S
@@ -426,7 +426,7 @@ def _reconnect(runtime: Runtime, deadline: float | None, notify: Notify) -> Daem
                 raise LeaseNotGranted(f"gave up waiting: {why}", final=False) from None
             if not reported and time.monotonic() >= silent_until:
                 reported = True
-                notify(_ROOT_STARTS)
+                notify(_root_starts())
             time.sleep(RECONNECT_S)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Self, TypeVar
 
 import msgspec
@@ -31,6 +32,9 @@ RETURN_TIMEOUT_S = 10.0
 
 POLL_S = 0.02
 """Between two checks whether a daemon answers."""
+
+SYSTEMD = Path("/run/systemd/system")
+"""Exists where systemd is the machine's service manager."""
 
 READY = b"fenka daemon: ready\n"
 """The last output of a background daemon to the process that started it: clients can connect now."""
@@ -172,6 +176,10 @@ def connect(runtime: Runtime, announce: Callable[[str], None]) -> DaemonConnecti
         if runtime.foreign or os.environ.get("FENKA_START_DAEMON") == "never":
             raise
         announce("starting the fenka daemon …")
+        if runtime.system and paths.SYSTEM_UNIT.exists() and SYSTEMD.exists():
+            # One outside of the unit would keep systemd's from starting.
+            subprocess.run(["systemctl", "--quiet", "start", paths.SYSTEM_UNIT.name], check=False)
+            return DaemonConnection(runtime)
         start_daemon(runtime, ["--resume"])
         return DaemonConnection(runtime)
 
@@ -259,7 +267,9 @@ def unavailable_reason(runtime: Runtime, why: OSError) -> str:
     """Return the sentence for a daemon that does not answer."""
     where = f"no fenka daemon answers at {runtime.socket} ({why.strerror})"
     if runtime.foreign:
-        return f"{where}: only root can start this machine's, with `fenka daemon --background`"
+        return f"{where}: only root can start this machine's, with {paths.system_start()}"
+    if runtime.system:
+        return f"{where}: start one with {paths.system_start()}"
     return f"{where}: start one with `fenka daemon`"
 
 

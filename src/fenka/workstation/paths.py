@@ -33,6 +33,9 @@ SYSTEM_OPTIONS = Path("/etc/fenka/daemon.toml")
 # macOS has no O_PATH. No daemon runs there, but the commands of clusters look for one.
 _O_PATH = getattr(os, "O_PATH", os.O_RDONLY)
 
+SYSTEM_UNIT = Path("/usr/lib/systemd/system/fenka.service")
+"""Runs the system's daemon where fenka's package is installed."""
+
 SOCKET_PATH_BYTES = 107
 """The kernel's limit."""
 
@@ -177,6 +180,13 @@ class Runtime:
         except (OSError, UnsafeDirectory):
             return False
         return self.config.exists() or self.answers()
+
+
+def system_start() -> str:
+    """Return how root starts the system's daemon, for a sentence."""
+    if SYSTEM_UNIT.exists():
+        return "`systemctl start fenka` (`systemctl status fenka` says why it does not run)"
+    return "`fenka daemon --background`"
 
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

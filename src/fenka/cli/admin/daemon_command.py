@@ -17,6 +17,7 @@ from fenka import procfs
 from fenka.build import build_id
 from fenka.cli.error_report import UserError
 from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.hardware.nvml import NoDriver
 from fenka.hardware.peer_credentials import peer
 from fenka.workstation import client, files, lifetime, main, paths, protocol
 from fenka.workstation.daemon import Daemon
@@ -25,6 +26,9 @@ from fenka.workstation.lifetime import ShutdownSignals
 from fenka.workstation.paths import Runtime, UnsafeDirectory
 
 END_TIMEOUT_S = 10.0
+
+EXIT_NO_DRIVER = 69
+"""EX_UNAVAILABLE of sysexits.h: the exit code of a service on a machine without a driver."""
 
 
 class NotReplaced(FenkaError):
@@ -308,6 +312,12 @@ def _serve(
 
     try:
         ended = main.run(runtime, config, ready, ending, keep_waiting)
+    except NoDriver as why:
+        if not lifetime.environment():
+            raise
+        # Its unit has started, if only to say this: the machine's boot has not failed.
+        lifetime.notify(f"READY=1\nSTATUS={why}")
+        raise UserError(str(why), EXIT_NO_DRIVER) from None
     except AlreadyRunning as why:
         raise UserError(str(why), client.EXIT_ALREADY_RUNNING if background_child else 1) from None
     except Exception:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from deploy.release import image, krew, manifest, packaged_chart, pages, wheels
+from deploy.release import deb, image, krew, manifest, packaged_chart, pages, wheels
 from deploy.release.recipe import PROCESSORS, ROOT, Release, ReleaseError
 
 Step = Callable[[Release], list[Path]]
@@ -18,6 +18,7 @@ STEPS: Final[dict[str, Step]] = {
     "sdist": wheels.build_sdist,
     "image": image.build_image,
     "chart": packaged_chart.package_chart,
+    "deb": deb.build_debs,
     "krew": krew.build_plugins,
     "sbom": manifest.write_sbom,
     "sums": manifest.write_checksums,

@@ -1,7 +1,7 @@
 # `make` lists the targets. Each target sets up what it needs, in this folder only.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-fast e2e versions fire check measure modules bench chart release docs reference clean
+.PHONY: help build run test test-fast e2e vm versions fire check measure modules bench chart release docs reference clean
 
 UV_VERSION := 0.13.8
 UV  := .tools/bin/uv
@@ -80,6 +80,10 @@ chart: build ## package the chart with JobSet's: leaves dist/fenka-VERSION.tgz (
 
 release: build ## make all that is published: leaves dist/ (FENKA_RELEASE='wheels sdist': these steps only)
 	@$(BIN)/python -m deploy.release $${FENKA_RELEASE:-}
+
+vm: build .venv/.test ## try the Debian package, boots and logouts on machines of their own (root): 30 minutes
+	FENKA_VM=namespaces $(BIN)/pytest -p no:randomly vm
+	$(BIN)/pytest -p no:randomly vm
 
 clean: ## remove all build results
 	$(MAKE) -C native clean

@@ -95,8 +95,8 @@ def check_kubelet(version: str) -> None:
     match = _KUBELET.match(version)
     if match and (int(match[1]), int(match[2])) < _CDI_SINCE:
         raise PreflightError(
-            f"kubelet {version} silently ignores the CDI devices that a lease is made of: use Kubernetes 1.29 "
-            "or newer on this node"
+            f"kubelet {version} silently ignores the CDI devices that a lease is made of: use Kubernetes "
+            "1.29 or newer on this node"
         )
 
 

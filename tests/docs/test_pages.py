@@ -33,6 +33,14 @@ exec unshare --user --map-user=1000 --map-group=1000 "$@"
 """
 """Start a command as an ordinary user, where the tests run as root."""
 
+END = """
+names=$(fenka ps -o json |
+  python3 -c 'import json, sys; print(*(job["name"] for job in json.load(sys.stdin)))')
+[ -z "$names" ] || fenka stop --grace 0 $names
+fenka daemon --stop || true
+"""
+"""End what a page that has failed leaves: programs run on when their daemon ends."""
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MARKED = [
     page for page in PAGES if page.parent.name in {"start", "do", "fix"} or page.name == "README.md"
@@ -111,5 +119,5 @@ def test_commands_for_a_workstation_do_what_the_page_shows(page: Page, home: Pat
     try:
         run_page(page, "workstation", shell)
     finally:
-        shell.run("fenka daemon --stop || true")
+        shell.run(END)
         shell.close()

@@ -30,8 +30,11 @@ def parts() -> dict[str, str]:
         "C library": f"{libc} {libc_version}",
         "Python": platform.python_version(),
     }
-    return {name: version.removeprefix("v") or version for name, version in versions.items()} | {
-        "cgroup": versions["cgroup"]
+    if runtime is not OWN:  # The first part is the one that is tried.
+        versions = {"containerd": versions["containerd"]} | versions
+    return {
+        name: version if name == "cgroup" else version.removeprefix("v")
+        for name, version in versions.items()
     }
 
 

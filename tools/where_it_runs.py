@@ -89,11 +89,13 @@ def table(claims: Iterable[Mapping[str, str]], runs: Sequence[Tried]) -> list[st
     for claim in claims:
         part = claim["part"]
         of_part = [run for run in runs if part in run.parts]
-        versions = {run.parts[part] for run in of_part if run.passed and not run.failed}
+        # A failure is held against the first part alone: it is the one that was tried.
+        failed = [run for run in of_part if run.failed and next(iter(run.parts)) == part]
+        versions = {run.parts[part] for run in of_part if run.passed and run not in failed}
         tested = ", ".join(sorted(versions, key=by_version)) or "nothing"
         broken = [
             f"{run.parts[part]} ({name} fails)"
-            for run in of_part
+            for run in failed
             for name in run.failed
             if run.parts[part] not in versions
         ]

@@ -54,7 +54,7 @@ func main() {
 	os.Exit(cli.Run(command))
 }
 
-// create calls the function that makes a command. Kubernetes 1.30 has kubelet's without a context.
+// create calls the function that makes a command. Up to Kubernetes 1.33 the kubelet's takes no context.
 func create(function any) *cobra.Command {
 	if withContext, ok := function.(func(context.Context) *cobra.Command); ok {
 		return withContext(context.Background())

@@ -116,7 +116,7 @@ def image_store() -> Path:
         script = UNPACK if module is OWN else UNPACK.replace(*CONFIGURATION_VERSIONS)
         programs = str(module.directory() / "bin")
         alone = ["unshare", "--mount", "sh", "-euc", script, "sh", programs, str(store)]
-        run_checked([*alone, *map(str, missing)], timeout=300)
+        run_checked([*alone, *map(str, missing)], timeout=1800)
         (store / COMPLETE).write_text("\n".join([version, *(each.name for each in archives)]))
         for old in earlier[:-1]:
             shutil.rmtree(old)

@@ -1,6 +1,7 @@
 """Kubeconfigs and service accounts, against a server with TLS."""
 
 import base64
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from fenka.cluster.objects import ApiStatus
 from fenka.kubernetes import kube_config
 from fenka.kubernetes.api_client import Api, ApiUnreachable
 from fenka.server.certificate_files import AUTHORITY, CLIENT, CLIENT_NAME
-from tests.kubernetes.tls_server import Json, ask, pairs, tls_server, write
+from tests.kubernetes.tls_server import Json, ask, pairs, plain_pairs, tls_server, write
 
 
 def in_base64(data: bytes) -> str:
@@ -78,6 +79,23 @@ async def test_certificates_are_used_when_the_kubeconfig_contains_them(tmp_path:
     async with tls_server(tmp_path) as server:
         await ask(write(tmp_path / "config", server.cluster | authority, user))
     assert server.asked == [("", CLIENT_NAME)]
+
+
+async def test_authority_without_extensions_is_trusted_as_kubectl_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From Python 3.13 on default contexts refuse them."""
+    default = ssl.create_default_context
+
+    def strict(*args: Any, **options: Any) -> ssl.SSLContext:
+        context = default(*args, **options)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    async with tls_server(tmp_path, plain_pairs()) as server:
+        monkeypatch.setattr(ssl, "create_default_context", strict)
+        await ask(write(tmp_path / "config", server.cluster, {"token": "secret"}))
+    assert server.asked == [("Bearer secret", "")]
 
 
 async def test_server_is_not_verified_when_the_kubeconfig_says_so(tmp_path: Path) -> None:

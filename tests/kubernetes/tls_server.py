@@ -3,13 +3,17 @@
 import contextlib
 import ssl
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from fenka.cluster.objects import ApiStatus
 from fenka.kubernetes.api_client import Api
@@ -53,13 +57,45 @@ def pairs() -> dict[str, Pair]:
     return due({}, (NAME,), datetime.now(UTC))
 
 
+def plain_pairs() -> dict[str, Pair]:
+    """Return certificates of an authority without the extension keyUsage, and of its server and client."""
+    keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in (AUTHORITY, SERVER, CLIENT)}
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kubernetes")])
+    now = datetime.now(UTC)
+
+    def pair(name: str) -> Pair:
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(issuer if name == AUTHORITY else subject)
+            .issuer_name(issuer)
+            .public_key(keys[name].public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(x509.BasicConstraints(name == AUTHORITY, None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
+        )
+        certificate = builder.sign(keys[AUTHORITY], hashes.SHA256())
+        encoding = serialization.Encoding.PEM
+        key = keys[name].private_bytes(
+            encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return Pair(certificate.public_bytes(encoding), key)
+
+    return {name: pair(name) for name in keys}
+
+
 @contextlib.asynccontextmanager
-async def tls_server(folder: Path) -> AsyncIterator[TlsServer]:
+async def tls_server(
+    folder: Path, given: dict[str, Pair] | None = None
+) -> AsyncIterator[TlsServer]:
     """Run a server. Its authority (ca.crt) and a client's certificate and key are in the folder."""
-    (folder / "ca.crt").write_bytes(pairs()[AUTHORITY].certificate)
+    made = given or pairs()
+    (folder / "ca.crt").write_bytes(made[AUTHORITY].certificate)
     for name in (SERVER, CLIENT):
-        (folder / f"{name}.crt").write_bytes(pairs()[name].certificate)
-        (folder / f"{name}.key").write_bytes(pairs()[name].key)
+        (folder / f"{name}.crt").write_bytes(made[name].certificate)
+        (folder / f"{name}.key").write_bytes(made[name].key)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / "ca.crt"))
     context.verify_mode = ssl.CERT_OPTIONAL
     context.load_cert_chain(folder / f"{SERVER}.crt", folder / f"{SERVER}.key")

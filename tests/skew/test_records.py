@@ -4,25 +4,40 @@ Releases next to each other run side by side during an upgrade, and after a roll
 the newer one has written.
 """
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from tests.skew.records import ALL, LAST, STORED, decode, encoded, read_samples, samples
 
+IGNORED = {"restarted"}
+"""New fields of records in which the last release ignores unknown fields."""
+
 SAMPLES = read_samples(LAST)
+
+
+def known(value: Any) -> Any:
+    """Return what the last release takes of a record: all but the fields that it ignores."""
+    match value:
+        case dict():
+            return {name: known(part) for name, part in value.items() if name not in IGNORED}
+        case list():
+            return [known(part) for part in value]
+    return value
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_record_of_the_last_release_is_read_and_written_as_that_release_does(name: str) -> None:
-    """A field that is new must not be written while it has its default: the old release refuses it."""
+    """A field that is new must not be written while it has its default, unless the old release ignores it."""
     record = decode(name, SAMPLES[name].full)
-    assert encoded(record) == SAMPLES[name].full
+    assert known(encoded(record)) == SAMPLES[name].full
 
 
 @pytest.mark.parametrize("name", [name for name in SAMPLES if name != "workstation/state"])
 def test_record_without_optional_fields_is_read(name: str) -> None:
     """A field that the last release could leave out stays optional."""
-    written = encoded(decode(name, SAMPLES[name].least))
+    written = known(encoded(decode(name, SAMPLES[name].least)))
     full = SAMPLES[name].full
     if isinstance(written, dict):
         # Defaults are written, or left out, but never under a name that the last release does not know.
@@ -54,4 +69,4 @@ def test_unknown_field_of_a_record_is_refused_or_ignored_but_never_changes_anoth
     except msgspec.MsgspecError as why:
         assert "fieldOfTheFuture" in str(why)  # noqa: PT017
     else:
-        assert encoded(record) == full
+        assert known(encoded(record)) == full

@@ -115,6 +115,7 @@ def test_bundle_has_verified_files_when_it_is_packed(release: Path, tmp_path: Pa
     assert "jobset:v0.12.0\n" in (target / "references.txt").read_text()
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not (shutil.which("pip3") or shutil.which("pip")), reason="needs pip")
 def test_locked_wheels_are_in_the_bundle_when_pip_finds_them(
     release: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -97,6 +97,7 @@ def test_layout_is_consistent_when_it_is_followed_from_its_index(tmp_path: Path)
         assert (modes["tmp"], modes["bin/program"], modes["tmp/x"]) == (0o1777, 0o755, 0o644)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("go") is None, reason="Go fetches JobSet's chart")
 def test_packaged_charts_are_equal_and_contain_jobset_when_made_twice(tmp_path: Path) -> None:
     """The package has the name and the folder that helm expects."""

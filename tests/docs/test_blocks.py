@@ -9,6 +9,8 @@ from tests.waiting import wait_until
 from tools.docs.blocks import PageError, faults, matches, read_page, run_page, steps
 from tools.docs.shell import Shell
 
+pytestmark = pytest.mark.process
+
 
 def page_of(folder: Path, text: str) -> Path:
     """Write a page."""

@@ -51,6 +51,7 @@ def test_readme_has_the_table_between_its_markers() -> None:
     assert readme("# fenka\n", CLAIMS, [PASSED]) == "# fenka\n"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("code", "passed"), [(0, 1), (3, 0)])
 def test_run_records_how_the_command_ended(
     code: int, passed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

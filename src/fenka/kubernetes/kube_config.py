@@ -260,8 +260,8 @@ def _tls(authority: bytes | None) -> ssl.SSLContext:
         raise InvalidKubeConfig("the file of the certificate authority is empty")
     known = None if authority is None else authority.decode("ascii", "ignore")
     context = ssl.create_default_context(cadata=known)
-    # Python 3.13 refuses authorities without the extensions of RFC 5280. Many clusters have such ones, and kubectl
-    # accepts them.
+    # Python 3.13 refuses authorities without the extensions of RFC 5280. Many clusters have such ones, and
+    # kubectl accepts them.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
 

@@ -23,6 +23,7 @@ from e2e.scenarios.installation import (
 from e2e.scenarios.virtual_nodes import VirtualNodes, node_object
 from e2e.supervisor import REPOSITORY
 from fenka import __version__
+from fenka.cluster import autoscaling
 from fenka.dialects import gpushare
 from tools.docs.blocks import COMMAND_LANGUAGES, Page, read_page, readable_pages, run_page
 from tools.docs.shell import Shell, timed
@@ -174,6 +175,11 @@ def test_commands_for_a_cluster_do_what_the_page_shows(
         names[r"\bfenka-system\b"] = RELEASE
     if page.has("cluster", "jobset"):
         request.getfixturevalue("jobset")
+    # `kubectl logs -l` fails while a node that an earlier test bought is leaving.
+    wait_until(
+        "the end of nodes that were bought",
+        lambda: not cluster.list("nodes", selector=autoscaling.GROUP),
+    )
     with PageShell(tmp_path, cluster, namespace, names) as shell:
         run_page(page, "cluster", shell)
 

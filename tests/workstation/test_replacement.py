@@ -174,7 +174,7 @@ def test_unit_starts_and_says_what_is_missing_when_there_is_no_driver(station: W
         station.environment["NOTIFY_SOCKET"] = f"@fenka-test-{os.getpid()}"
         ended = station.fenka("daemon")
         assert manager.recv(1000).startswith(b"READY=1\nSTATUS=this machine has no NVIDIA driver")
-    refused(ended, 69, "this machine has no NVIDIA driver .*")
+    refused(ended, 69, "this machine has no NVIDIA driver: .*")
 
 
 @pytest.fixture

@@ -320,7 +320,9 @@ class Demonstration:
             return
         script = self.sockets / "train.py"
         script.write_text(CONSOLE)
-        self.fenka("run", *options, "--", sys.executable, str(script), str(self._socket(name)))
+        self.fenka(
+            "run", *options, "--", sys.executable, "-P", str(script), str(self._socket(name))
+        )
 
     def answers(self, name: str) -> bool:
         """Return whether the notebook or program has started."""

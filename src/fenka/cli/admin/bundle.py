@@ -36,6 +36,7 @@ PARTS: Final = {
     "contents": ("*.cdx.json", "bill of materials"),
 }
 """Parts of a release: the names of their files, and their purpose."""
+CLUSTERS_SCHEDULER: Final = "registry.k8s.io/kube-scheduler:v<the cluster's version>"
 KEDA: Final = "2.21.0"
 """The version on which the end-to-end tests run."""
 KEDA_IMAGES: Final = ("keda", "keda-metrics-apiserver", "keda-admission-webhooks")
@@ -85,8 +86,11 @@ def pack(
     extra: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="with what this extra of fenka needs")
     ] = None,
-    python: Annotated[
-        str, typer.Option(metavar="VERSION", help="Python of the machines that install the wheels")
+    version: Annotated[
+        str,
+        typer.Option(
+            "--python", metavar="VERSION", help="Python of the machines that install the wheels"
+        ),
     ] = f"{sys.version_info.major}.{sys.version_info.minor}",
     machine: Annotated[
         str, typer.Option(metavar="PROCESSOR", help="their processor: x86_64 or aarch64")
@@ -106,7 +110,7 @@ def pack(
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(release / artifact.name, target)
     if wheels:
-        _download(partial, files, extra or (), python, machine)
+        _download(partial, files, extra or (), version, machine)
     (partial / REFERENCES).write_text("".join(f"{image.name}\n" for image in references))
     content = sorted(path for path in partial.rglob("*") if path.is_file())
     lines = [f"{_sha256(path)}  {path.relative_to(partial)}\n" for path in content]
@@ -148,9 +152,8 @@ def _references(release: Path) -> Iterator[Artifact]:
         yield Artifact(
             "reference", f"{jobset['repository']}:{jobset['tag']}", "with jobset.enabled"
         )
-        yield Artifact(
-            "reference", values["secondScheduler"]["image"], "with secondScheduler.enabled"
-        )
+        scheduler = values["secondScheduler"]["image"] or CLUSTERS_SCHEDULER
+        yield Artifact("reference", scheduler, "with secondScheduler.enabled")
     except (KeyError, TypeError):
         raise UserError(f"{chart} is not fenka's chart: its values name no images") from None
     for name in KEDA_IMAGES:
@@ -193,7 +196,7 @@ def _sha256(path: Path) -> str:
 
 
 def _download(
-    bundle: Path, files: Sequence[Artifact], extras: Sequence[str], python: str, machine: str
+    bundle: Path, files: Sequence[Artifact], extras: Sequence[str], version: str, machine: str
 ) -> None:
     """Download the wheels that fenka's needs, for other machines than this one. Raises UserError."""
     wheels = [Path(artifact.name) for artifact in files if artifact.part == "wheel"]
@@ -204,19 +207,20 @@ def _download(
         raise UserError(f"the release has no {missing}: pack without wheels by --no-wheels")
     # An environment of pipx or uv has no pip of its own; another one's chooses the same wheels.
     installed = shutil.which("pip3") or shutil.which("pip")
-    pip = [sys.executable, "-m", "pip"] if find_spec("pip") else [installed] if installed else None
+    pip = [sys.executable, "-Pm", "pip"] if find_spec("pip") else [installed] if installed else None
     if pip is None:
         raise UserError(
             "pip is not installed here, which downloads wheels: install it, or pack without them by "
             "--no-wheels"
         )
+    bundle = bundle.absolute()
     named = f"{bundle / wheel}[{','.join(extras)}]" if extras else str(bundle / wheel)
     command = [*pip, "download", "--quiet", "--only-binary=:all:"]
-    command += [f"--dest={bundle / DEPENDENCIES}", f"--constraint={constraints}"]
+    command += [f"--dest={bundle / DEPENDENCIES}", f"--constraint={constraints.absolute()}"]
     platforms = [f"manylinux_2_{minor}" for minor in GLIBC_MINORS] + ["manylinux2014"]
     command += [f"--platform={platform}_{machine}" for platform in platforms]
-    command += [f"--python-version={python}", named]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command += [f"--python-version={version}", named]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1]
         raise UserError(f"pip could not download the wheels: {reason}")

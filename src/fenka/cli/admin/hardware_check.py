@@ -166,6 +166,8 @@ def _limit(station: Station) -> list[Row]:
 def _torch(station: Station, python: str) -> list[Row]:
     if station.before.simulated:
         raise NotPossible("PyTorch needs a real card")
+    # The program starts in another directory.
+    python = str(Path(python).absolute()) if "/" in python else python
     program = [python or sys.executable, str(Path(hardware.__file__).with_name("torch_program.py"))]
     (seen,) = station.ask("", lease=["--name", _NAME], program=program)
     if seen.get("missing"):

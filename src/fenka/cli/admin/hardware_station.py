@@ -100,6 +100,7 @@ class Station:
             command = [sys.executable, "-Pm", "fenka", "run", *options, "--", *command]
         return subprocess.Popen(
             command,
+            cwd="/",
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

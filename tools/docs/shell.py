@@ -17,7 +17,7 @@ from typing import Self
 
 from tools.docs.blocks import PageError
 
-TIMEOUT_S = 100.0
+TIMEOUT_S = 240.0
 """The limit of one command. It costs a command that ends nothing."""
 
 TIMES = "FENKA_DOCS_TIMES"

@@ -151,6 +151,11 @@ def check(installation: Installation, before: dict[str, Any], held: dict[str, An
     assert output.strip() == "2154"  # 2 of 14 units
 
 
+@pytest.mark.xfail(
+    reason="the last release refuses this cluster's authority on Python 3.13, which the image has: "
+    "its image needs the Python that it was released with",
+    strict=True,
+)
 def test_nothing_is_restarted_or_lost_when_a_cluster_is_upgraded_and_rolled_back(
     old: Installation,
 ) -> None:

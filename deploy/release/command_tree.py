@@ -101,7 +101,12 @@ def _command(
 
 
 def _option(parameter: Any, record: tuple[str, str]) -> OptionHelp:
-    names = (*parameter.opts, *parameter.secondary_opts)
+    # Those of --help come from a set, whose order differs between runs.
+    names = tuple(
+        sorted(
+            (*parameter.opts, *parameter.secondary_opts), key=lambda name: not name.startswith("--")
+        )
+    )
     return OptionHelp(
         names,
         record[0],

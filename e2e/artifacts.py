@@ -28,6 +28,11 @@ KEPT = 12
 """The number of folders kept of each kind: each change of the sources adds one. Checkouts share them."""
 BUILT = frozenset({"__pycache__", "_native", "build"})
 LOCKED = (REPOSITORY / "pyproject.toml", REPOSITORY / "uv.lock")
+RECIPE = (
+    *(REPOSITORY / "deploy" / "release" / f"{name}.py" for name in image.RECIPES),
+    REPOSITORY / "uv.lock",
+)
+"""The files on which an image depends, beside its wheel."""
 
 
 def release(into: Path) -> Release:
@@ -143,22 +148,33 @@ def dependencies() -> Path:
     )
 
 
-def fenka_image() -> Path:
-    """Return the archive of fenka's image; build it, and the commands, if they are missing."""
-    wheel()
-    recipe = [REPOSITORY / "deploy" / "release" / f"{name}.py" for name in image.RECIPES]
+def _packed(kind: str, key: str, name: str, wheel_of: Callable[[Release], Path]) -> Path:
+    """Return the archive of an image for this machine's processor; build it if it is missing.
+
+    Args:
+        kind: the archive's name in the cache.
+        key: what tells its wheel from another one.
+        name: the image's name.
+        wheel_of: returns fenka's wheel.
+    """
 
     def make(target: Path) -> None:
         made = release(target.parent)
         # Debian's packages are fetched once: a test must not depend on today's.
         builder = image.Builder(made, made.work, latest=False)
         names = {
-            "org.opencontainers.image.ref.name": "e2e",
-            "io.containerd.image.name": FENKA,
+            "org.opencontainers.image.ref.name": name.rpartition(":")[2],
+            "io.containerd.image.name": name,
         }
-        image.build_archive(builder, {platform.machine(): wheel()}, names, target)
+        image.build_archive(builder, {platform.machine(): wheel_of(made)}, names, target)
 
-    return archive("fenka", hash_of(wheel_folder().name, *recipe, REPOSITORY / "uv.lock"), make)
+    return archive(kind, hash_of(key, *RECIPE), make)
+
+
+def fenka_image() -> Path:
+    """Return the archive of fenka's image; build it, and the commands, if they are missing."""
+    path = wheel()
+    return _packed("fenka", wheel_folder().name, FENKA, lambda _: path)
 
 
 def last_release_image() -> Path:
@@ -167,26 +183,18 @@ def last_release_image() -> Path:
     It has that release's wheel, and Debian and the dependencies of this one.
     """
     tree = last_release_tree()
-    recipe = [REPOSITORY / "deploy" / "release" / f"{name}.py" for name in image.RECIPES]
 
-    def make(target: Path) -> None:
-        made = release(target.parent)
-        builder = image.Builder(made, made.work, latest=False)
-        with tempfile.TemporaryDirectory() as built:
-            made.uv("build", "--quiet", "--wheel", "--out-dir", built, tree)
-            (packed,) = Path(built).glob("*.whl")
-            names = {
-                "org.opencontainers.image.ref.name": "last",
-                "io.containerd.image.name": LAST_FENKA,
-            }
-            image.build_archive(builder, {platform.machine(): packed}, names, target)
+    def wheel_of(made: Release) -> Path:
+        built = tree / "dist"
+        made.uv("build", "--quiet", "--wheel", "--out-dir", built, tree)
+        (path,) = built.glob("*.whl")
+        return path
 
-    return archive("last", hash_of(tree.name, *recipe, REPOSITORY / "uv.lock"), make)
+    return _packed("last", tree.name, LAST_FENKA, wheel_of)
 
 
 def release_image() -> Path:
     """Return the image of a release, for all processors; build it if it is missing."""
-    recipe = [REPOSITORY / "deploy" / "release" / f"{name}.py" for name in image.RECIPES]
 
     def make(target: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -196,4 +204,4 @@ def release_image() -> Path:
             packed = {processor: made.wheel(processor) for processor in made.processors}
             image.build_archive(builder, packed, {}, target)
 
-    return archive("release", hash_of(wheel_folder().name, *recipe, REPOSITORY / "uv.lock"), make)
+    return archive("release", hash_of(wheel_folder().name, *RECIPE), make)

@@ -6,8 +6,7 @@
  * then every call that takes memory answers CUDA_ERROR_NOT_SUPPORTED. Missing arguments are refused as by the
  * real one. */
 #define _GNU_SOURCE
-#define __CUDA_API_VERSION_INTERNAL
-#include <cuda.h>
+#include "../../native/shim/newer_driver.h"
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -385,6 +384,7 @@ static const struct {
     ENTRY(cuStreamSynchronize),
     ENTRY(cuStreamSynchronize_ptsz),
     ENTRY(cuCtxSynchronize),
+    ENTRY(cuCtxSynchronize_v2),
     ENTRY(cuEventSynchronize),
     ENTRY(cuDeviceGraphMemTrim),
     ENTRY(cuStreamEndCapture_ptsz),
@@ -394,6 +394,7 @@ static const struct {
     ENTRY(cuGraphCreate),
     ENTRY(cuGraphAddNode),
     ENTRY(cuGraphAddNode_v2),
+    ENTRY(cuGraphAddNode_v3),
     ENTRY(cuGraphInstantiateWithFlags),
     ENTRY(cuGraphInstantiate),
     ENTRY(cuGraphInstantiate_v2),
@@ -414,6 +415,10 @@ static const struct {
     ENTRY(cuCtxCreate),
     ENTRY(cuCtxCreate_v3),
     ENTRY(cuCtxCreate_v4),
+    ENTRY(cuGLCtxCreate),
+    ENTRY(cuGLCtxCreate_v2),
+    ENTRY(cuVDPAUCtxCreate),
+    ENTRY(cuVDPAUCtxCreate_v2),
     ENTRY(cuCtxDestroy),
     ENTRY(cuCtxAttach),
     ENTRY(cuCtxDetach),

@@ -131,6 +131,11 @@ CUresult cuCtxSynchronize(void) {
     return CUDA_SUCCESS;
 }
 
+CUresult cuCtxSynchronize_v2(CUcontext context) {
+    (void)context;
+    return CUDA_SUCCESS;
+}
+
 CUresult cuEventSynchronize(CUevent event) {
     (void)event;
     return CUDA_SUCCESS;
@@ -176,6 +181,11 @@ CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *
                            const CUgraphEdgeData *edges, size_t n, CUgraphNodeParams *p) {
     (void)edges;
     return cuGraphAddNode(node, graph, dependencies, n, p);
+}
+
+CUresult cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                           const CUgraphEdgeData *edges, size_t n, CUgraphNodeParams *p) {
+    return cuGraphAddNode_v2(node, graph, dependencies, edges, n, p);
 }
 
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
@@ -292,6 +302,23 @@ CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int n
 CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsigned int flags, CUdevice device) {
     (void)parameters;
     return cuCtxCreate_v2(context, flags, device);
+}
+
+CUresult cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice device) {
+    return cuCtxCreate_v2(context, flags, device);
+}
+
+CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
+    return cuCtxCreate_v2(context, flags, device);
+}
+
+CUresult cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice device, unsigned int display, void *get) {
+    (void)display, (void)get;
+    return cuCtxCreate_v2(context, flags, device);
+}
+
+CUresult cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device, unsigned int display, void *get) {
+    return cuVDPAUCtxCreate(context, flags, device, display, get);
 }
 
 CUresult cuCtxDestroy(CUcontext context) {

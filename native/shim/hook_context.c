@@ -45,6 +45,23 @@ CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsig
     CREATE(device, REAL(cuCtxCreate_v4)(context, parameters, flags, device));
 }
 
+/* Contexts that share what another API draws. */
+CUresult cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice device) {
+    CREATE(device, REAL(cuGLCtxCreate)(context, flags, device));
+}
+
+CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
+    CREATE(device, REAL(cuGLCtxCreate_v2)(context, flags, device));
+}
+
+CUresult cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice device, unsigned int display, void *get) {
+    CREATE(device, REAL(cuVDPAUCtxCreate)(context, flags, device, display, get));
+}
+
+CUresult cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device, unsigned int display, void *get) {
+    CREATE(device, REAL(cuVDPAUCtxCreate_v2)(context, flags, device, display, get));
+}
+
 /* A green context takes the card's memory like any other, although it cannot be current itself. */
 CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned int flags) {
     CREATE(device, REAL(cuGreenCtxCreate)(context, resources, device, flags));

@@ -45,6 +45,11 @@ CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *
     ADD(p, REAL(cuGraphAddNode_v2)(node, graph, dependencies, edges, count, p));
 }
 
+CUresult cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                           const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *p) {
+    ADD(p, REAL(cuGraphAddNode_v3)(node, graph, dependencies, edges, count, p));
+}
+
 static CUresult instantiate_end(CUresult result, CUgraphExec *exec, CUgraph graph) {
     if (result == CUDA_SUCCESS)
         graphs_instantiated(*exec, graph);

@@ -117,6 +117,36 @@ static nvmlReturn_t processes(process_function real, nvmlDevice_t device, unsign
     return result;
 }
 
+enum { MODE_COMPUTE = 0, MODE_ALL = 3 }; /* older headers have no names for them */
+
+/* The programs of all modes in one list. Of those, only the ones that compute are known without the driver. */
+nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *out) {
+    _Static_assert(offsetof(nvmlProcessDetail_v1_t, usedGpuMemory) == offsetof(struct process, bytes),
+                   "common first fields");
+    int card = lease_ready() ? nvml_card(device) : -1;
+    if (card < 0)
+        return NVML_LEASE_BROKEN;
+    if (!out)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    size_t stride = sizeof *out->procArray;
+    char *room = malloc(2 * MAX_PROCESSES * stride);
+    struct process_list list = {room, room + MAX_PROCESSES * stride, stride, 0, 0};
+    nvmlProcessDetailList_t asked = {out->version, out->mode, MAX_PROCESSES, (void *)room};
+    nvmlReturn_t result = room ? REAL_NVML(nvmlDeviceGetRunningProcessDetailList)(device, &asked) : NVML_ERROR_MEMORY;
+    if (result == NVML_SUCCESS) {
+        list.in_driver = asked.numProcArrayEntries;
+        process_list_filter(&list, (unsigned)card, out->mode == MODE_COMPUTE || out->mode == MODE_ALL);
+        /* All ones is "unknown" in the other fields, and no number in this one. */
+        nvmlProcessDetail_v1_t *kept = (void *)list.kept;
+        for (unsigned int i = 0; i < list.count; i++)
+            if (kept[i].usedGpuCcProtectedMemory == UINT64_MAX)
+                kept[i].usedGpuCcProtectedMemory = 0;
+        result = copy_list(&list, &out->numProcArrayEntries, out->procArray);
+    }
+    free(room);
+    return result;
+}
+
 #define PROCESS_LIST(name, type, compute)                                                                        \
     nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *out) {                                     \
         _Static_assert(offsetof(type, usedGpuMemory) == offsetof(struct process, bytes), "common first fields"); \

@@ -137,6 +137,8 @@ CUresult cuStreamSynchronize_ptsz(CUstream stream) { return poll_pools(REAL(cuSt
 
 CUresult cuCtxSynchronize(void) { return poll_pools(REAL(cuCtxSynchronize)()); }
 
+CUresult cuCtxSynchronize_v2(CUcontext context) { return poll_pools(REAL(cuCtxSynchronize_v2)(context)); }
+
 CUresult cuEventSynchronize(CUevent event) { return poll_pools(REAL(cuEventSynchronize)(event)); }
 
 CUresult cuDeviceGraphMemTrim(CUdevice device) { return poll_pools(REAL(cuDeviceGraphMemTrim)(device)); }

@@ -14,7 +14,7 @@
  * CUDA_USE(name)
  *     Only called. NVML_HOOK, NVML_USE: the same for NVML.
  *
- * Signatures come from cuda.h and nvml.h; the includer defines the four macros it wants. */
+ * Signatures come from newer_driver.h and nvml.h; the includer defines the four macros it wants. */
 #ifndef CUDA_HOOK
 #define CUDA_HOOK(role, name, base, since, per_thread)
 #endif
@@ -52,6 +52,7 @@ CUDA_HOOK(TRACK, cuMemPoolTrimTo, cuMemPoolTrimTo, 11020, 0)
 CUDA_HOOK(TRACK, cuStreamSynchronize, cuStreamSynchronize, 2000, 0)
 CUDA_HOOK(TRACK, cuStreamSynchronize_ptsz, cuStreamSynchronize, 7000, 1)
 CUDA_HOOK(TRACK, cuCtxSynchronize, cuCtxSynchronize, 2000, 0)
+CUDA_HOOK(TRACK, cuCtxSynchronize_v2, cuCtxSynchronize, 13000, 0)
 CUDA_HOOK(TRACK, cuEventSynchronize, cuEventSynchronize, 2000, 0)
 CUDA_HOOK(TRACK, cuDeviceGraphMemTrim, cuDeviceGraphMemTrim, 11040, 0)
 
@@ -90,6 +91,7 @@ CUDA_HOOK(DISCHARGE, cuLibraryUnload, cuLibraryUnload, 12000, 0)
 CUDA_HOOK(CHARGE, cuGraphAddMemAllocNode, cuGraphAddMemAllocNode, 11040, 0)
 CUDA_HOOK(CHARGE, cuGraphAddNode, cuGraphAddNode, 12020, 0)
 CUDA_HOOK(CHARGE, cuGraphAddNode_v2, cuGraphAddNode, 12030, 0)
+CUDA_HOOK(CHARGE, cuGraphAddNode_v3, cuGraphAddNode, 13040, 0)
 CUDA_HOOK(RETAIN, cuGraphInstantiate, cuGraphInstantiate, 10000, 0)
 CUDA_HOOK(RETAIN, cuGraphInstantiate_v2, cuGraphInstantiate, 11000, 0)
 CUDA_HOOK(RETAIN, cuGraphInstantiateWithFlags, cuGraphInstantiate, 12000, 0)
@@ -118,6 +120,10 @@ CUDA_HOOK(CHARGE, cuCtxCreate, cuCtxCreate, 2000, 0)
 CUDA_HOOK(CHARGE, cuCtxCreate_v2, cuCtxCreate, 3020, 0)
 CUDA_HOOK(CHARGE, cuCtxCreate_v3, cuCtxCreate, 11040, 0)
 CUDA_HOOK(CHARGE, cuCtxCreate_v4, cuCtxCreate, 12050, 0)
+CUDA_HOOK(CHARGE, cuGLCtxCreate, cuGLCtxCreate, 2000, 0)
+CUDA_HOOK(CHARGE, cuGLCtxCreate_v2, cuGLCtxCreate, 3020, 0)
+CUDA_HOOK(CHARGE, cuVDPAUCtxCreate, cuVDPAUCtxCreate, 3010, 0)
+CUDA_HOOK(CHARGE, cuVDPAUCtxCreate_v2, cuVDPAUCtxCreate, 3020, 0)
 CUDA_HOOK(CHARGE, cuGreenCtxCreate, cuGreenCtxCreate, 12040, 0)
 CUDA_HOOK(DISCHARGE, cuGreenCtxDestroy, cuGreenCtxDestroy, 12040, 0)
 CUDA_HOOK(RETAIN, cuCtxAttach, cuCtxAttach, 2000, 0)
@@ -187,6 +193,7 @@ NVML_HOOK(nvmlDeviceGetGraphicsRunningProcesses_v3)
 NVML_HOOK(nvmlDeviceGetMPSComputeRunningProcesses)
 NVML_HOOK(nvmlDeviceGetMPSComputeRunningProcesses_v2)
 NVML_HOOK(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+NVML_HOOK(nvmlDeviceGetRunningProcessDetailList)
 NVML_HOOK(nvmlDeviceGetMigMode)
 NVML_HOOK(nvmlDeviceGetMaxMigDeviceCount)
 NVML_HOOK(nvmlDeviceGetMigDeviceHandleByIndex)

@@ -99,19 +99,6 @@ EXPORT void *dlmopen(Lmid_t space, const char *file, int mode) {
     JUMP original->dlmopen(space, file, mode & ~RTLD_DEEPBIND);
 }
 
-/* Later versions with other arguments than the newest hook of that name has. They are the driver's own. */
-static const struct {
-    const char *symbol;
-    int since;
-} changed[] = {{"cuCtxSynchronize", 13000}};
-
-static bool is_changed(const char *symbol, int version) {
-    for (size_t i = 0; i < sizeof changed / sizeof *changed; i++)
-        if (version >= changed[i].since && text_equal(changed[i].symbol, symbol))
-            return true;
-    return false;
-}
-
 /* The hook of the newest version that the program's version allows, by the rules of the driver's own table. */
 static enum function find_versioned(const char *symbol, int version, bool per_thread) {
     enum function best = FUNCTIONS;
@@ -133,8 +120,6 @@ static void *substitute(const char *symbol, void *real, int version, cuuint64_t 
     for (enum function f = 0; f < FUNCTIONS; f++)
         if (functions[f].hook && (resolve_table[f] == real || functions[f].hook == real))
             return functions[f].hook;
-    if (is_changed(symbol, version))
-        return real;
     enum function best = find_versioned(symbol, version, flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM);
     if (best == FUNCTIONS)
         return real;

@@ -6,10 +6,9 @@
 #include <stddef.h>
 
 /* Every version of every function is declared under its own name; the hooks among them are exported. */
-#define __CUDA_API_VERSION_INTERNAL
+#include "newer_driver.h"
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #pragma GCC visibility push(default)
-#include <cuda.h>
 #include <nvml.h>
 /* In no header: see nvml_export_table.c. */
 nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id);

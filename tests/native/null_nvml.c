@@ -97,6 +97,18 @@ LIST(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
 LIST(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t)
 LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)
 
+nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *list) {
+    nvmlProcessInfo_t all[64];
+    unsigned int room = list->numProcArrayEntries, count = 64;
+    nvmlDeviceGetComputeRunningProcesses_v3(device, &count, all);
+    list->numProcArrayEntries = count;
+    if (count > room)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    for (unsigned int i = 0; i < count; i++)
+        list->procArray[i] = (nvmlProcessDetail_v1_t){.pid = all[i].pid, .usedGpuMemory = all[i].usedGpuMemory};
+    return NVML_SUCCESS;
+}
+
 /* FENKA_NULL_TABLE: the driver's version, and the bytes that its private table says it has. */
 nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int room) {
     const char *said = getenv("FENKA_NULL_TABLE");

@@ -2,8 +2,7 @@
  * a hook that has none does not compile. One command a line: "take NAME BYTES DEVICE", "give NAME HANDLE",
  * "keep NAME HANDLE", "null NAME", "use DEVICE"; one answer a line: the driver's result, and a handle. */
 #define _GNU_SOURCE
-#define __CUDA_API_VERSION_INTERNAL
-#include <cuda.h>
+#include "../../native/shim/newer_driver.h"
 #include <elf.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -139,10 +138,21 @@ TAKE(cuGraphAddNode_v2) {
     return cuGraphAddNode_v2(&node, *(CUgraph *)out, NULL, NULL, 0, &p);
 }
 
+TAKE(cuGraphAddNode_v3) {
+    CUgraphNode node;
+    CUgraphNodeParams p = NODE_OF_ALLOCATION;
+    cuGraphCreate((CUgraph *)out, 0);
+    return cuGraphAddNode_v3(&node, *(CUgraph *)out, NULL, NULL, 0, &p);
+}
+
 TAKE(cuCtxCreate) { return cuCtxCreate((CUcontext *)out, 0, device); }
 TAKE(cuCtxCreate_v2) { return cuCtxCreate_v2((CUcontext *)out, 0, device); }
 TAKE(cuCtxCreate_v3) { return cuCtxCreate_v3((CUcontext *)out, NULL, 0, 0, device); }
 TAKE(cuCtxCreate_v4) { return cuCtxCreate_v4((CUcontext *)out, NULL, 0, device); }
+TAKE(cuGLCtxCreate) { return cuGLCtxCreate((CUcontext *)out, 0, device); }
+TAKE(cuGLCtxCreate_v2) { return cuGLCtxCreate_v2((CUcontext *)out, 0, device); }
+TAKE(cuVDPAUCtxCreate) { return cuVDPAUCtxCreate((CUcontext *)out, 0, device, 0, NULL); }
+TAKE(cuVDPAUCtxCreate_v2) { return cuVDPAUCtxCreate_v2((CUcontext *)out, 0, device, 0, NULL); }
 TAKE(cuGreenCtxCreate) { return cuGreenCtxCreate((CUgreenCtx *)out, NULL, device, CU_GREEN_CTX_DEFAULT_STREAM); }
 TAKE(cuCtxSetLimit) {
     cuCtxGetCurrent((CUcontext *)out);
@@ -303,7 +313,8 @@ static CUresult answer(const char *what, const char *name, u64 a, int b, u64 *ou
         CUgraph graph = (CUgraph)a;
         return b == 0   ? cuGraphAddMemFreeNode(&node, graph, NULL, 0, node_pointer)
                : b == 1 ? cuGraphAddNode(&node, graph, NULL, 0, &p)
-                        : cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &p);
+               : b == 2 ? cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &p)
+                        : cuGraphAddNode_v3(&node, graph, NULL, NULL, 0, &p);
     }
     if (!strcmp(what, "ipc")) {
         CUipcMemHandle handle = {{0}};

@@ -68,7 +68,7 @@ def test_address_is_replaced_by_name_when_it_has_no_symbol(lease: Lease, style: 
     assert lease.held() == GIB
 
 
-def test_later_version_with_another_signature_is_the_driver_s_own(
+def test_later_version_with_another_signature_has_its_own_hook(
     tmp_path: Path, lease: Lease
 ) -> None:
     """From CUDA 13.0 on cuCtxSynchronize takes a context, which the hook of the first version would lose."""

@@ -449,7 +449,7 @@ def test_launch_allocates_again_after_a_free(lease: Lease, client: Client) -> No
     assert lease.held() == 0
 
 
-@pytest.mark.parametrize("how", [0, 1, 2])
+@pytest.mark.parametrize("how", [0, 1, 2, 3])
 def test_memory_freed_by_a_node_is_discharged_with_the_graph(
     lease: Lease, client: Client, how: int
 ) -> None:

@@ -108,6 +108,22 @@ def test_graphics_processes_are_only_those_that_the_driver_knows(lease: Lease) -
     assert seen == [[drawing.process.pid, GIB]]
 
 
+@pytest.mark.parametrize(("mode", "shown"), [("COMPUTE", 2), ("ALL", 2), ("GRAPHICS", 1)])
+def test_detailed_list_has_only_processes_of_the_lease(lease: Lease, mode: str, shown: int) -> None:
+    """One that the driver does not name computes, and is in no list of what draws."""
+    known, unnamed = lease.start().enter(), lease.start().enter()
+    known.ask("alloc", 2 * GIB)
+    unnamed.ask("alloc", GIB)
+    seen = nvml(
+        lease,
+        f"[[p.pid, p.usedGpuMemory] for p in"
+        f" n.nvmlDeviceGetRunningProcessDetailList(by_index(0), 1, n.NVML_PROCESS_MODE_{mode})]",
+        FENKA_NULL_PIDS=f"1,{known.process.pid},77",
+    )
+    held = [(known.process.pid, 2 * GIB), (unnamed.process.pid, GIB)]
+    assert {(pid, used) for pid, used in seen} == {*held[:shown]}
+
+
 def test_process_list_returns_the_needed_size_when_the_array_is_too_small(lease: Lease) -> None:
     """As NVML does: the number of processes, and an error, when the caller's array is too short."""
     for _ in range(2):

@@ -75,10 +75,15 @@ CHARGE = {
     "cuGraphAddMemAllocNode": Takes(("cuGraphDestroy",), located=True),
     "cuGraphAddNode": Takes(("cuGraphDestroy",), located=True),
     "cuGraphAddNode_v2": Takes(("cuGraphDestroy",), located=True),
+    "cuGraphAddNode_v3": Takes(("cuGraphDestroy",), located=True),
     "cuCtxCreate": Takes(DESTROYS, context=True),
     "cuCtxCreate_v2": Takes(DESTROYS, context=True),
     "cuCtxCreate_v3": Takes(DESTROYS, context=True),
     "cuCtxCreate_v4": Takes(DESTROYS, context=True),
+    "cuGLCtxCreate": Takes(DESTROYS, context=True),
+    "cuGLCtxCreate_v2": Takes(DESTROYS, context=True),
+    "cuVDPAUCtxCreate": Takes(DESTROYS, context=True),
+    "cuVDPAUCtxCreate_v2": Takes(DESTROYS, context=True),
     "cuGreenCtxCreate": Takes(("cuGreenCtxDestroy",), context=True),
     "cuCtxSetLimit": Takes(("cuCtxDestroy_v2",)),
     "cuDevicePrimaryCtxRetain": Takes(
@@ -138,6 +143,7 @@ COVERED_ELSEWHERE = {
         "cuStreamSynchronize",
         "cuStreamSynchronize_ptsz",
         "cuCtxSynchronize",
+        "cuCtxSynchronize_v2",  # test_shim_interception
         "cuEventSynchronize",
         "cuIpcGetMemHandle",
         "cuIpcOpenMemHandle",

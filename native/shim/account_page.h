@@ -48,10 +48,12 @@ static inline bool account_swap_identity(unsigned slot, uint64_t seen, uint64_t 
                                        __ATOMIC_SEQ_CST);
 }
 
-/* A request of the program was refused because it did not fit. Only the agent reads the count. */
-static inline void account_count_refusal(void) {
-    if (account_page)
-        __atomic_fetch_add(&account_page->refused, 1, __ATOMIC_RELAXED);
+/* A request of the program was refused because it did not fit. Only the agent reads the counts. */
+static inline void account_count_refusal(unsigned card) {
+    if (!account_page)
+        return;
+    __atomic_fetch_add(&account_page->refused, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&account_page->compute_budgets[card].out_of_memory, 1, __ATOMIC_RELAXED);
 }
 
 /* Never below zero: another program may have written into the slot, and an underflow would fill the card. */

@@ -160,7 +160,7 @@ bool account_import(unsigned card, uint64_t bytes) {
     if (account_reap_card(card) && account_total(card) <= control_cap(card))
         return true;
     account_unimport(card, bytes);
-    account_count_refusal();
+    account_count_refusal(card);
     return false;
 }
 

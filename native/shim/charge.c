@@ -15,7 +15,7 @@ CUresult charge(const struct target *target, uint64_t bytes) {
     freed |= pools_poll(true);
     if (freed && account_charge(target->card, bytes))
         return CUDA_SUCCESS;
-    account_count_refusal();
+    account_count_refusal(target->card);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 

@@ -187,6 +187,12 @@ uint64_t compute_budget_take(unsigned card, uint64_t cost) {
     return 0;
 }
 
+void compute_budget_count_wait(unsigned card, uint64_t ns) {
+    struct fenka_compute_budget *budget = account_compute_budget(card);
+    if (budget)
+        __atomic_fetch_add(&budget->throttled_ns, ns, __ATOMIC_RELAXED);
+}
+
 void compute_budget_adjust(unsigned card, int64_t cost) {
     struct fenka_compute_budget *budget = account_compute_budget(card);
     if (!budget)

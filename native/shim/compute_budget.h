@@ -7,6 +7,9 @@
 /* Takes `cost` ns of the card's time. Returns 0, or the moment (CLOCK_MONOTONIC, ns) from which it may be taken. */
 uint64_t compute_budget_take(unsigned card, uint64_t cost);
 
+/* Counts a wait for compute_budget_take by `ns`. */
+void compute_budget_count_wait(unsigned card, uint64_t ns);
+
 /* Corrects what was taken by `cost` ns, which may be negative. */
 void compute_budget_adjust(unsigned card, int64_t cost);
 

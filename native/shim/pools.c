@@ -165,7 +165,7 @@ bool pools_alloc_begin(unsigned card, CUmemoryPool pool, uint64_t bytes, CUresul
     }
     allocating = entry;
     if (*refusal) {
-        account_count_refusal();
+        account_count_refusal(card);
         os_unlock(&lock);
     }
     return true;
@@ -181,7 +181,7 @@ CUresult pools_alloc_end(CUresult result, CUdeviceptr pointer, CUstream stream) 
             entry->charged = reserved_bytes;
         } else {
             REAL(cuMemFreeAsync)(pointer, stream);
-            account_count_refusal();
+            account_count_refusal(entry->card);
             result = CUDA_ERROR_OUT_OF_MEMORY;
             pools_set_stale();
         }

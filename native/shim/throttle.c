@@ -11,8 +11,9 @@
 void throttle_wait(unsigned card, uint64_t cost) {
     uint64_t step = FIRST_STEP_NS, allowed_at;
     while ((allowed_at = compute_budget_take(card, cost))) {
-        uint64_t retry_at = os_nanoseconds() + step;
+        uint64_t now = os_nanoseconds(), retry_at = now + step;
         os_sleep_until(allowed_at < retry_at ? allowed_at : retry_at);
+        compute_budget_count_wait(card, os_nanoseconds() - now);
         step = step * 2 < MAX_STEP_NS ? step * 2 : MAX_STEP_NS;
         launch_timings_poll();
         control_limits_compute(); /* reads the control page if it has changed */

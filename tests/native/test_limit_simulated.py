@@ -90,6 +90,24 @@ def test_programs_get_their_shares_when_they_compete(
     pytest.fail(f"wanted {wanted}, got {seen}")
 
 
+def test_waiting_is_counted_when_a_limit_delays_launches(testbed: Any) -> None:
+    """At 20 percent one thread waits longer than it computes, at most all the time; without a limit never."""
+
+    def throttled(percent: int) -> int:
+        lease = testbed.lease(0, percent)
+        began = time.monotonic_ns()
+        with testbed.load(lease, "2000") as load:
+            wait_until(lambda: testbed.busy(0).get(load.process.pid, 0) >= 300 * MS)
+            ns, *others = account.read(lease / "account" / "slots").throttled_ns
+        assert ns <= time.monotonic_ns() - began
+        assert not any(others)
+        testbed.end(lease)
+        return ns
+
+    assert throttled(20) > 300 * MS
+    assert throttled(100) == 0
+
+
 def test_soft_program_gets_the_whole_card_when_it_runs_alone(testbed: Any) -> None:
     """At least nine tenths of what an unlimited program gets here and now."""
     for _ in range(TRIES):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fenka.isolation import lease_control
+from fenka.isolation import account, lease_control
 from tests.native.clients import CARDS, GIB, INVALID_DEVICE, MIB, OUT_OF_MEMORY, Client, Lease
 
 Make = Callable[..., Lease]
@@ -69,6 +69,19 @@ def test_memory_of_every_kind_is_refused_beyond_the_cap(
     assert client.ask(*ask).code == OUT_OF_MEMORY
     assert lease.held() == 0
     assert client.ask("alloc", 4 * GIB).code == 0
+
+
+def test_refusals_are_counted_by_card(make_lease: Make) -> None:
+    """Each on the card that lacked the memory, and all together; what was granted counts nothing."""
+    lease = make_lease(4, 2)
+    client = lease.start().enter()
+    pool = client.ask("pool", 1).value
+    assert client.ask("alloc", GIB).code == 0
+    for _ in range(2):
+        assert client.ask("alloc", TOO_MUCH).code == OUT_OF_MEMORY
+    assert client.ask("from-pool", 3 * GIB, pool).code == OUT_OF_MEMORY
+    content = account.read(lease.account)
+    assert (content.out_of_memory, content.refused) == ((2, 1, *[0] * 14), 3)
 
 
 def test_pool_is_charged_on_its_own_card(make_lease: Make) -> None:

@@ -130,7 +130,10 @@ struct fenka_compute_budget {
     uint64_t precharge_ns;   /* what a launch of unknown cost is charged in advance */
     uint64_t unclaimed_ns;   /* charged because it was measured, before a process has charged it itself */
     uint64_t generation;     /* of the control page at the last comparison: with others, other limits held meanwhile */
-    uint64_t reserved[3];
+    /* Neither is of the budget. They are counted by card for the agent alone, and never decrease: */
+    uint64_t throttled_ns;  /* that threads have waited in launches, all added up */
+    uint64_t out_of_memory; /* requests for memory of this card that did not fit in the slice */
+    uint64_t reserved[1];
 };
 
 /* Memory that processes export to each other (cuMemExportToShareableHandle, cuIpcGetMemHandle) is charged to its

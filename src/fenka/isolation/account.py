@@ -11,6 +11,7 @@ import struct
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fenka import procfs
 from fenka.core.errors import FenkaError
@@ -69,6 +70,11 @@ class Account:
     """Of each card the most that was held at a time."""
     refused: int = 0
     """How often memory was refused because it did not fit."""
+    throttled_ns: tuple[int, ...] = ()
+    """Of each card the time that threads have waited in launches so far because of the compute limit, all
+    added up. Programs that were started by release 0.1.0 count neither this nor the next."""
+    out_of_memory: tuple[int, ...] = ()
+    """`refused` by card."""
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
@@ -235,25 +241,29 @@ def _processes(fd: int) -> Iterator[AccountSlot]:
         )
 
 
-def _charged(fd: int) -> tuple[int, ...]:
+def _budgets(fd: int) -> Any:
+    """Return the cards' `struct fenka_compute_budget`."""
     ffi = layout()
     spending = dict(ffi.typeof("struct fenka_account").fields)["compute_budgets"]
     size = ffi.sizeof(spending.type)
     data = os.pread(fd, size, spending.offset).ljust(size, b"\0")
-    return tuple(card.charged for card in ffi.from_buffer(spending.type, data))
+    return ffi.from_buffer(spending.type, data)
 
 
 def read(path: Path) -> Account:
     """Read an account. Raises InvalidAccount, OSError."""
     fd = open_file(path)
     try:
-        released = words(fd, "released")
+        released, budgets = words(fd, "released"), _budgets(fd)
+        (refused,) = words(fd, "refused")
         return Account(
             tuple(_processes(fd)),
-            _charged(fd),
+            tuple(card.charged for card in budgets),
             _plausible(released) if any(released) else (),
             _plausible(words(fd, "peak")),
-            *words(fd, "refused"),
+            refused,
+            tuple(card.throttled_ns for card in budgets),
+            tuple(card.out_of_memory for card in budgets),
         )
     finally:
         os.close(fd)

@@ -111,12 +111,13 @@ def explain_jobs(snapshot: MachineSnapshot, name: str) -> list[dict[str, str]]:
     own = [job for job in named if job.uid == os.geteuid()]
     pending = sum(job.position is not None for job in snapshot.jobs)
     return [
-        {"name": job.name, "state": job.state, "summary": _explanation(job, pending)}
+        {"name": job.name, "state": job.state, "summary": explanation(job, pending)}
         for job in own or named
     ]
 
 
-def _explanation(job: JobView, pending: int) -> str:
+def explanation(job: JobView, pending: int) -> str:
+    """Return why a job waits or runs. pending: how many requests wait."""
     if job.position is None:
         cards = ", ".join(f"{piece.memory_mib} MiB of card {piece.card}" for piece in job.slices)
         return f"{job.name} is {job.state}" + (f": it holds {cards}" if cards else "")

@@ -69,9 +69,18 @@ class DaemonConnection:
     DaemonUnavailable, UnsafeDirectory, ProtocolMismatch; later calls raise ConnectionError.
     """
 
-    def __init__(self, runtime: Runtime, previous: Self | None = None) -> None:
-        """previous: an earlier connection of this process, which has checked the directory."""
-        self._runtime = runtime
+    def __init__(
+        self,
+        runtime: Runtime,
+        previous: Self | None = None,
+        timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        """Args:
+        runtime: the daemon's directory.
+        previous: an earlier connection of this process, which has checked the directory.
+        timeout_s: until the daemon has greeted.
+        """
+        self._runtime, self._timeout_s = runtime, timeout_s
         with contextlib.ExitStack() as opened:
             try:
                 self._open(opened, previous)
@@ -95,7 +104,7 @@ class DaemonConnection:
         # A daemon that rejects the connection reports that and closes it, whatever is sent.
         with contextlib.suppress(ConnectionError):
             self.send(protocol.Hello())
-        self._socket.settimeout(START_TIMEOUT_S)
+        self._socket.settimeout(self._timeout_s)
         try:
             hello = self._lines.readline()
         except (ConnectionError, TimeoutError):
@@ -111,6 +120,10 @@ class DaemonConnection:
         )
         protocol.check_hello(hello, self._runtime.socket, self.daemon_pid, advice)
         self._socket.settimeout(None)
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for those who wait for several."""
+        return self._socket.fileno()
 
     def reconnect(self) -> Self:
         """Connect to the next daemon.

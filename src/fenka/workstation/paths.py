@@ -284,6 +284,11 @@ def directory_names(home: Callable[[], Path]) -> list[str]:
         return []
 
 
+def dashboard_file() -> Path:
+    """Return the file in which this user's dashboard keeps its URL, with its token."""
+    return _state_directory() / "dashboard"
+
+
 def port_reservations() -> PortReservations:
     """Return the ports that this user's jobs have reserved."""
     return PortReservations(_state_directory())

@@ -13,10 +13,9 @@ from fenka.cli.error_report import UserError
 from fenka.cli.workloads.arguments import LogRequest
 from fenka.core.errors import INVALID_INPUT
 from fenka.local.gang import LogTimes
+from fenka.local.log_files import BLOCK_BYTES, last_lines
 
 FOLLOW_INTERVAL_S = 0.1
-
-BLOCK_BYTES = 1 << 16
 
 UNKNOWN = "N/A"
 
@@ -41,7 +40,7 @@ def print_log(log: Path, part: LogRequest, ended: Callable[[], bool]) -> None:
             times = _times(log)
             opened.callback(times.close)
             times.refresh()
-        file.seek(max(_tail(file, part.tail), _since(file, times, since)))
+        file.seek(max(last_lines(file, part.tail), _since(file, times, since)))
         stamped = _Stamped(times if part.timestamps else None)
         while True:
             for place, block in _blocks(file):
@@ -67,26 +66,6 @@ def _blocks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     while block := file.read(BLOCK_BYTES):
         yield place, block
         place += len(block)
-
-
-def _tail(file: BinaryIO, lines: int | None) -> int:
-    """Return where the last lines begin."""
-    place = end = file.seek(0, 2)
-    if lines is None or not lines:
-        return 0 if lines is None else end
-    while place:
-        size = min(BLOCK_BYTES, place)
-        place -= size
-        file.seek(place)
-        block = file.read(size)
-        # A newline at the end belongs to the last line.
-        before = size - (place + size == end)
-        while (newline := block.rfind(b"\n", 0, before)) >= 0:
-            lines -= 1
-            if not lines:
-                return place + newline + 1
-            before = newline
-    return 0
 
 
 def _since(file: BinaryIO, times: LogTimes | None, since: float | None) -> int:

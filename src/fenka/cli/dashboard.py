@@ -1,0 +1,44 @@
+"""`fenka dashboard`: a page in the browser with cards, queue and programs of this machine."""
+
+import os
+import webbrowser
+from typing import Annotated
+
+import typer
+
+from fenka.dashboard.main import Options, serve, write_launcher
+
+
+def dashboard(
+    port: Annotated[
+        int | None,
+        typer.Option("--port", min=1, max=65535, help="default: the first free one from 8250 on"),
+    ] = None,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="ADDRESS", help="IP address to listen on")
+    ] = "127.0.0.1",
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", metavar="NAME", help="further name of this server, behind a proxy"),
+    ] = None,
+    prefix: Annotated[
+        str, typer.Option("--prefix", metavar="PATH", help="serve below this path, behind a proxy")
+    ] = "/",
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="nothing can be stopped or resized")
+    ] = False,
+    no_open: Annotated[bool, typer.Option("--no-open", help="open no browser")] = False,
+) -> None:
+    """Serve the page until Ctrl-C, and print its address. Raises CannotServe, OSError."""
+
+    def announce(url: str) -> None:
+        print(url, flush=True)
+        if not no_open and _has_display():
+            webbrowser.open(write_launcher(url).as_uri())
+
+    serve(Options(port, listen, tuple(host or ()), prefix, read_only), announce)
+
+
+def _has_display() -> bool:
+    """Return whether a browser of its own window can be opened. One in the terminal would take that."""
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

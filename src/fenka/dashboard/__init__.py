@@ -1,0 +1,1 @@
+"""The dashboard: a page in the browser, served to one person by a process of their own."""

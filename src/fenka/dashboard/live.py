@@ -1,0 +1,174 @@
+"""Follows the daemon for all viewers: one connection, one message for everybody.
+
+The daemon may be killed, replaced or stopped at any time. What was known last stays, with a sentence that it
+is old.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import msgspec
+
+from fenka.core.errors import FenkaError
+from fenka.dashboard.stream import Fanout
+from fenka.local.board import Surroundings, Viewer, world
+from fenka.views.board import World
+from fenka.workstation import protocol
+from fenka.workstation.client import DaemonConnection, DaemonUnavailable, RequestFailed
+from fenka.workstation.paths import Runtime
+
+T = TypeVar("T")
+
+DEADLINE_S = 3.0
+"""For an answer of the daemon, which may hang."""
+
+RETRY_S = 0.5
+"""Between attempts to connect."""
+
+SURROUNDINGS_PERIOD_S = 5.0
+"""Between readings of the records of trainings, notebooks and services."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Live:
+    """What is known now, and the viewers that are told of it."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        viewer: Viewer,
+        look_around: Callable[[protocol.MachineSnapshot], Surroundings],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Args:
+        runtime: the daemon's directory.
+        viewer: the user of this process.
+        look_around: reads what the snapshot does not have. It may take long and is called in a thread.
+        clock: Unix seconds.
+        """
+        self._runtime, self.viewer, self._clock = runtime, viewer, clock
+        self._look_around = look_around
+        self._around = Surroundings()
+        self._looked_at = -SURROUNDINGS_PERIOD_S
+        self._problem, self._at = "", 0.0
+        self.fanout = Fanout()
+        self.snapshot: protocol.MachineSnapshot | None = None
+        self.encoded: bytes | None = None
+        """The last World as JSON."""
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="live")
+
+    async def run(self) -> None:
+        """Follow the daemon until cancelled."""
+        try:
+            while True:
+                try:
+                    await self._follow()
+                except (FenkaError, OSError, msgspec.MsgspecError) as why:
+                    self._set_problem(_sentence(why))
+                await asyncio.sleep(RETRY_S)
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _follow(self) -> None:
+        """Follow one daemon until it is gone. Raises FenkaError, OSError."""
+        connection = await self._in_thread(lambda: connect(self._runtime))
+        with connection:
+            while True:
+                began = time.monotonic()
+                snapshot = await self._next(connection)
+                await self._show(snapshot)
+                await asyncio.sleep(max(1 - (time.monotonic() - began), 0.1))
+
+    async def _next(self, connection: DaemonConnection) -> protocol.MachineSnapshot:
+        """Return the next snapshot, however long it takes; after the deadline viewers are told."""
+        connection.send(protocol.GetSnapshot())
+        while not await _readable(connection, DEADLINE_S):
+            self._set_problem("the fenka daemon does not answer: what is shown is old")
+        answer = await self._in_thread(lambda: connection.receive(DEADLINE_S))
+        if not isinstance(answer, protocol.MachineSnapshot):
+            raise RequestFailed(protocol.failure_reason(answer))
+        return answer
+
+    async def _show(self, snapshot: protocol.MachineSnapshot) -> None:
+        self._problem, self.snapshot, self._at = "", snapshot, self._clock()
+        if time.monotonic() - self._looked_at >= SURROUNDINGS_PERIOD_S:
+            with contextlib.suppress(FenkaError, OSError):
+                self._around = await self._in_thread(lambda: self._look_around(snapshot))
+            self._looked_at = time.monotonic()
+        self._publish()
+
+    def _set_problem(self, sentence: str) -> None:
+        if sentence != self._problem:
+            self._problem = sentence
+            self._publish()
+
+    def _publish(self) -> None:
+        shown = self.world()
+        if shown is not None:
+            self.encoded = _encode(shown)
+            self.fanout.publish("world", self.encoded)
+
+    def world(self) -> World | None:
+        """Return what the page shows now; None before the daemon has answered once."""
+        if self.snapshot is None:
+            return None
+        shown = world(self.snapshot, self.viewer, self._around, self._at)
+        if not self._problem:
+            return shown
+        return msgspec.structs.replace(shown, problems=[self._problem, *shown.problems])
+
+    def _in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def connect(runtime: Runtime) -> DaemonConnection:
+    """Connect to the daemon within the deadline. Starts none. Raises FenkaError, OSError."""
+    return DaemonConnection(runtime, timeout_s=DEADLINE_S)
+
+
+async def request(
+    runtime: Runtime, message: msgspec.Struct, expected: type[T], timeout_s: float = DEADLINE_S
+) -> T:
+    """Send one request of this process's user, and return its answer.
+
+    Raises RequestFailed for any other answer, DaemonUnavailable if there is none within the time.
+    """
+
+    def ask() -> T:
+        with connect(runtime) as connection:
+            connection.send(message)
+            answer = connection.receive(timeout_s)
+            if not isinstance(answer, expected):
+                raise RequestFailed(protocol.failure_reason(answer))
+            return answer
+
+    try:
+        return await asyncio.to_thread(ask)
+    except (TimeoutError, ConnectionError):
+        raise DaemonUnavailable("the fenka daemon does not answer: try again") from None
+
+
+async def _readable(connection: DaemonConnection, within_s: float) -> bool:
+    """Return whether there is something to read within this time."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(connection.fileno(), ready.set)
+    try:
+        async with asyncio.timeout(within_s):
+            await ready.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(connection.fileno())
+    return True
+
+
+def _sentence(why: Exception) -> str:
+    if isinstance(why, FenkaError):
+        return str(why)
+    return "the fenka daemon went away: what is shown is old"

@@ -1,0 +1,208 @@
+"""Runs the dashboard of this machine: a client of the daemon, with the rights of the user who started it."""
+
+import asyncio
+import contextlib
+import fcntl
+import ipaddress
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.dashboard import live
+from fenka.dashboard.guard import LOOPBACK_NAMES, Guard
+from fenka.dashboard.live import Live
+from fenka.dashboard.server import Dashboard, page_files
+from fenka.dashboard.surroundings import look_around
+from fenka.local.board import Viewer
+from fenka.server.listener import HttpListener, listening_socket, serve_app
+from fenka.workstation import paths
+from fenka.workstation.client import DaemonUnavailable
+from fenka.workstation.protocol import SIGNALS
+
+FIRST_PORT = 8250
+PORTS = 100
+"""Ports that are tried from the first one on, if none is given."""
+
+TOKEN_BYTES = 32
+
+
+class CannotServe(FenkaError):
+    """The options cannot be met, or there is nothing to show."""
+
+    exit_code = INVALID_INPUT
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the page is served.
+
+    Attributes:
+        port: None for the first free one.
+        listen: the IP address; other machines reach the page only if it is not a loopback address.
+        hosts: further names by which browsers may call this server, as behind a proxy.
+        prefix: the path below which all is served, for proxies that do not remove it.
+        read_only: whether nothing can be stopped or resized.
+    """
+
+    port: int | None = None
+    listen: str = "127.0.0.1"
+    hosts: tuple[str, ...] = ()
+    prefix: str = "/"
+    read_only: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            ipaddress.ip_address(self.listen)
+        except ValueError:
+            raise CannotServe(
+                f"invalid --listen {self.listen[:80]!r}: expected an IP address of this machine, as 0.0.0.0"
+            ) from None
+        for host in self.hosts:
+            if urlsplit(f"//{host}").hostname != host.lower():
+                raise CannotServe(
+                    f"invalid --host {host[:80]!r}: expected a name without port, as gpu.example.com"
+                )
+        if urlsplit(self.prefix).path != self.prefix or "//" in f"/{self.prefix}/"[1:-1]:
+            raise CannotServe(f"invalid --prefix {self.prefix[:80]!r}: expected a path, as /gpu/")
+
+    @property
+    def path(self) -> str:
+        """Return the prefix with a slash at both ends."""
+        inner = self.prefix.strip("/")
+        return f"/{inner}/" if inner else "/"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names by which browsers may call this server."""
+        own = {self.listen, *(host.lower() for host in self.hosts)}
+        return LOOPBACK_NAMES | own
+
+
+def serve(options: Options, announce: Callable[[str], None]) -> None:
+    """Serve until a signal. Another dashboard of this user is announced instead.
+
+    announce: is called with the URL, with its token, once browsers can connect.
+
+    Raises CannotServe, DaemonUnavailable, OSError.
+    """
+    with _claim() as file:
+        if file is None:
+            announce(_url_of_other())
+            return
+        _check_daemon()
+        with _listen(options) as listening:
+            token = secrets.token_urlsafe(TOKEN_BYTES)
+            url = _url(options, listening, token)
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"{url}\n".encode(), 0)
+            try:
+                asyncio.run(_serve(options, listening.dup(), token, lambda: announce(url)))
+            finally:
+                os.ftruncate(file, 0)
+
+
+async def _serve(
+    options: Options, listening: socket.socket, token: str, ready: Callable[[], None]
+) -> None:
+    stopped = asyncio.Event()
+    for number in SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    runtime = paths.current()
+    shown = Live(runtime, Viewer(os.geteuid(), acts=not options.read_only), look_around)
+    dashboard = Dashboard(runtime, shown, page_files(), acts=not options.read_only)
+    guard = Guard(token, options.names, f"{options.path}api/")
+    following = asyncio.create_task(shown.run())
+    try:
+        async with serve_app(dashboard.app(guard, options.path), listening, HttpListener()):
+            ready()
+            await stopped.wait()
+            shown.fanout.close()
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _claim() -> Iterator[int | None]:
+    """Lock this user's file for the time that a dashboard runs; None if another one has it."""
+    path = paths.dashboard_file()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    paths.check_parents(path)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(file, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+        else:
+            yield file
+    finally:
+        os.close(file)
+
+
+def _url_of_other() -> str:
+    """Return the URL of the dashboard that runs. Raises CannotServe."""
+    url = paths.dashboard_file().read_text().strip()
+    if not url:
+        raise CannotServe("another `fenka dashboard` starts or ends at this moment: try again")
+    return url
+
+
+def _check_daemon() -> None:
+    """Raise CannotServe if no daemon answers."""
+    try:
+        live.connect(paths.current()).close()
+    except DaemonUnavailable as why:
+        raise CannotServe(f"there is nothing to show: {why}") from None
+
+
+@contextlib.contextmanager
+def _listen(options: Options) -> Iterator[socket.socket]:
+    """Listen on the port, or on the first free one. Raises CannotServe."""
+    ports = range(FIRST_PORT, FIRST_PORT + PORTS) if options.port is None else [options.port]
+    for port in ports:
+        try:
+            listening = listening_socket(options.listen, port)
+        except OSError as why:
+            problem = why.strerror
+            continue
+        with listening:
+            yield listening
+        return
+    if options.port is None:
+        raise CannotServe(
+            f"no port from {FIRST_PORT} to {FIRST_PORT + PORTS - 1} is free on {options.listen} "
+            f"({problem}): name one with --port"
+        )
+    raise CannotServe(
+        f"port {options.port} of {options.listen} cannot be used ({problem}): name another --port, or none "
+        "for a free one"
+    )
+
+
+def _url(options: Options, listening: socket.socket, token: str) -> str:
+    """Return the address that the user opens. What follows # is never sent to any server."""
+    address = ipaddress.ip_address(options.listen)
+    host = options.hosts[0] if options.hosts else str(address)
+    if address.is_unspecified and not options.hosts:
+        host = "127.0.0.1"
+    host = f"[{host}]" if ":" in host else host
+    return f"http://{host}:{listening.getsockname()[1]}{options.path}#token={token}"
+
+
+def write_launcher(url: str) -> Path:
+    """Return a page that leads to the URL. A browser's arguments can be seen by every user; its files not.
+
+    Raises OSError.
+    """
+    path = paths.dashboard_file().with_suffix(".html")
+    path.unlink(missing_ok=True)
+    with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={url}">\n')
+    return path

@@ -1,0 +1,24 @@
+"""Reads what the page shows beside the daemon's snapshot: the user's own records on this machine."""
+
+from fenka.jobs import notebook
+from fenka.local import lease_jobs, runs, service_commands, training_commands
+from fenka.local.board import Surroundings, without_token
+from fenka.views.workloads import Workload
+from fenka.workstation.client import own_jobs
+from fenka.workstation.protocol import MachineSnapshot
+
+
+def look_around(snapshot: MachineSnapshot) -> Surroundings:
+    """Return this user's trainings, notebooks and services. Raises FenkaError, OSError."""
+    jobs = [*training_commands.jobs(None), *lease_jobs.jobs()]
+    workloads: list[Workload] = [
+        job
+        for job in jobs
+        if job.trainer != "run" and not (job.finished and job.trainer != "notebook")
+    ]
+    addresses = {
+        job.id: without_token(url)
+        for job in own_jobs(snapshot)
+        if job.kind == "notebook" and (url := notebook.url(runs.place_of(job.name)))
+    }
+    return Surroundings([*workloads, *service_commands.versions(None)], addresses)

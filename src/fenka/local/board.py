@@ -1,0 +1,265 @@
+"""This machine as the dashboard's messages: the daemon's snapshot in, values out; no I/O, no clock."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from fenka.core.units import card_units, units_to_mib
+from fenka.views import board
+from fenka.views.workloads import ServiceVersion, Workload, workload_row
+from fenka.workstation.protocol import CardView, JobView, MachineSnapshot
+
+MAX_WAITING = 200
+"""Requests that `World.waiting` lists; `waiting_total` counts all."""
+
+HELD_S = 600.0
+"""A younger program is not called idle: it loads data or compiles."""
+
+IDLE_AFTER_S = 1800.0
+"""Without card time, before a program is called idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Who looks: the user of the dashboard's process, and whether it may stop and resize for them."""
+
+    uid: int
+    acts: bool = True
+
+    def owns(self, job: JobView) -> bool:
+        """Return whether the daemon lets this user stop and resize a job."""
+        return self.uid in (0, job.uid)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the snapshot does not have.
+
+    Attributes:
+        workloads: the viewer's trainings, notebooks and versions of services.
+        addresses: URLs without a token by the ids of the viewer's programs.
+        loss: steps and values by the names of trainings.
+        problems: sentences about what is not known now.
+        idle_after_s: without card time, before a program is called idle.
+    """
+
+    workloads: Sequence[Workload] = ()
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    loss: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+    idle_after_s: float = IDLE_AFTER_S
+
+
+def world(
+    snapshot: MachineSnapshot, viewer: Viewer, around: Surroundings, now: float
+) -> board.World:
+    """Return all that the page shows of this machine. now: Unix seconds."""
+    own = {job.name: job.id for job in snapshot.jobs if job.uid == viewer.uid}
+    groups = {
+        own[pod]: workload.name
+        for workload in around.workloads
+        for pod in _pods(workload)
+        if pod in own and pod != workload.name
+    }
+    holding = [job for job in snapshot.jobs if job.slices]
+    pending = [job for job in snapshot.jobs if job.position is not None]
+    programs = [_program(job, viewer, around, groups.get(job.id, "")) for job in holding]
+    open_mib = {card.uuid: free_mib(card, snapshot) for card in snapshot.cards}
+    kept = {index for job in pending for index in job.reserved}
+    at_once = [open_mib[card.uuid] for card in snapshot.cards if card.index not in kept]
+    return board.World(
+        at=now,
+        place="workstation",
+        name=snapshot.node,
+        version=snapshot.version,
+        simulated=snapshot.simulated,
+        unit_mib=snapshot.unit_mib,
+        cards=[_card(card, snapshot, holding, pending) for card in snapshot.cards],
+        programs=programs,
+        waiting=[_waiting(job, viewer) for job in pending[:MAX_WAITING]],
+        waiting_total=len(pending),
+        workloads=[_workload(workload, around, own) for workload in around.workloads],
+        people=_people(programs, pending),
+        free_mib=sum(open_mib.values()),
+        largest_mib=max(at_once, default=0),
+        problems=[*around.problems],
+        actions=viewer.acts,
+    )
+
+
+def free_mib(card: CardView, snapshot: MachineSnapshot) -> int:
+    """Return the largest slice of whole units that a card could give, if it is kept for nobody."""
+    divided = {other.uuid for other in snapshot.divided}
+    if not card.healthy or card.uuid in divided or _taken_whole(card, snapshot.jobs):
+        return 0
+    units = _free_units(card, snapshot.unit_mib)
+    return units_to_mib(units, card.memory_mib, snapshot.unit_mib) if units else 0
+
+
+def _free_units(card: CardView, unit_mib: int) -> int:
+    """Return the most units whose MiB are free: `units_to_mib` rounds down, and so must this."""
+    free = max(card.memory_mib - card.leased_mib - card.unleased_mib, 0)
+    total = card_units(card.memory_mib, unit_mib)
+    return ((free + 1) * total - 1) // card.memory_mib if total else 0
+
+
+def _taken_whole(card: CardView, jobs: Iterable[JobView]) -> bool:
+    return any(job.whole and piece.uuid == card.uuid for job in jobs for piece in job.slices)
+
+
+def _card(
+    card: CardView,
+    snapshot: MachineSnapshot,
+    holding: Sequence[JobView],
+    pending: Sequence[JobView],
+) -> board.CardTile:
+    taken = _taken_whole(card, holding)
+    return board.CardTile(
+        id=str(card.index),
+        node=snapshot.node,
+        index=card.index,
+        uuid=card.uuid,
+        model=card.model,
+        memory_mib=card.memory_mib,
+        units=card_units(card.memory_mib, snapshot.unit_mib),
+        free_units=0 if taken else _free_units(card, snapshot.unit_mib),
+        healthy=card.healthy,
+        held_mib=card.leased_mib,
+        used_mib=card.used_mib,
+        busy=None if card.utilisation is None else card.utilisation / 100,
+        unleased_mib=card.unleased_mib,
+        unleased=card.unleased,
+        note=_note(card, snapshot, pending),
+        readable="" if card.used_mib is not None else "the driver does not answer for this card",
+        slices=[
+            board.SliceTile(
+                program=job.id,
+                name=job.name,
+                user=job.user,
+                held_mib=piece.memory_mib,
+                used_mib=piece.used_mib,
+                compute=piece.compute,
+                compute_mode=piece.compute_mode,
+                profile=piece.profile,
+                start=piece.start,
+            )
+            for job in holding
+            for piece in job.slices
+            if piece.card == card.index
+        ],
+    )
+
+
+def _note(card: CardView, snapshot: MachineSnapshot, pending: Sequence[JobView]) -> str:
+    """Return why a card takes nothing new."""
+    if not card.healthy:
+        return "lost or unhealthy: takes no new programs"
+    if any(card.uuid == divided.uuid for divided in snapshot.divided):
+        return "divided into MIG instances"
+    kept = next((job for job in pending if card.index in job.reserved), None)
+    return f"kept for {kept.name}" if kept else ""
+
+
+def _program(job: JobView, viewer: Viewer, around: Surroundings, group: str) -> board.ProgramLine:
+    return board.ProgramLine(
+        id=job.id,
+        name=job.name,
+        user=job.user,
+        kind=job.kind,
+        state=job.state,
+        asks=job.summary,
+        requested_at=job.requested_at,
+        started_at=job.started_at,
+        deadline=job.deadline,
+        group=group or job.gang,
+        cards=[*dict.fromkeys(str(piece.card) for piece in job.slices)],
+        held_mib=sum(piece.memory_mib for piece in job.slices),
+        used_mib=total(piece.used_mib for piece in job.slices),
+        compute=job.slices[0].compute,
+        compute_mode=job.slices[0].compute_mode,
+        violations=job.violations,
+        own=viewer.owns(job),
+        address=around.addresses.get(job.id, ""),
+    )
+
+
+def _waiting(job: JobView, viewer: Viewer) -> board.WaitingLine:
+    return board.WaitingLine(
+        id=job.id,
+        position=job.position or 0,
+        name=job.name,
+        user=job.user,
+        asks=job.summary,
+        priority=job.priority,
+        since=job.requested_at,
+        reserved=[str(card) for card in job.reserved],
+        starts_by=job.starts_by,
+        why=job.reason,
+        own=viewer.owns(job),
+    )
+
+
+def _people(
+    programs: Sequence[board.ProgramLine], pending: Sequence[JobView]
+) -> list[board.PersonLine]:
+    """Return the users by what they hold, the most first."""
+    held = defaultdict[str, list[board.ProgramLine]](list)
+    for program in programs:
+        held[program.user].append(program)
+    waits = defaultdict[str, list[JobView]](list)
+    for job in pending:
+        waits[job.user].append(job)
+    lines = [
+        board.PersonLine(
+            user=user,
+            held_mib=sum(program.held_mib for program in held[user]),
+            used_mib=total(program.used_mib for program in held[user]),
+            busy=total(program.busy for program in held[user]),
+            waiting=len(waits[user]),
+            oldest=min((job.requested_at for job in waits[user]), default=None),
+            idle_mib=sum(program.held_mib for program in held[user] if program.idle_s is not None),
+        )
+        for user in {*held, *waits}
+    ]
+    return sorted(lines, key=lambda line: (-line.held_mib, line.user))
+
+
+def _workload(
+    workload: Workload, around: Surroundings, own: Mapping[str, str]
+) -> board.WorkloadLine:
+    row = workload_row(workload)
+    service = workload if isinstance(workload, ServiceVersion) else None
+    return board.WorkloadLine(
+        name=row.name,
+        user=row.user,
+        kind=row.kind,
+        state=row.state,
+        created=row.created,
+        version=row.version,
+        address=without_token(row.address),
+        why=row.why,
+        ready=service.available if service else None,
+        desired=service.desired if service else None,
+        loss=around.loss.get(row.name, []),
+        programs=[own[pod] for pod in _pods(workload) if pod in own],
+    )
+
+
+def _pods(workload: Workload) -> list[str]:
+    """Return the names of a workload's leases."""
+    return [instance.pod for instance in workload.instances if instance.pod]
+
+
+Number = TypeVar("Number", int, float)
+
+
+def total(amounts: Iterable[Number | None]) -> Number | None:
+    """Return the sum; None if one of them is not known."""
+    known = list(amounts)
+    return None if None in known else sum(amount for amount in known if amount is not None)
+
+
+def without_token(url: str) -> str:
+    """Return a URL without its query, in which notebooks have their token."""
+    return url.partition("?")[0]

@@ -54,7 +54,9 @@ COMMANDS: Groups = {
         Command("get", "workloads.show", "Show a workload and its instances."),
         Command("queue", "queue_command", "List pending requests in the order of their service."),
         Command("top", "top:app", "Show how much of the cards nodes and jobs have."),
-        Command("dashboard", "dashboard", "Show cards, queue and programs in the browser."),
+        Command(
+            "dashboard", "admin.dashboard_command", "Show cards, queue and programs in the browser."
+        ),
         Command("nodes", "admin.elastic", "List nodes, and elastic ones on their way."),
         Command("why", "why", "Explain why a pod or job is pending, and what would help."),
     ),

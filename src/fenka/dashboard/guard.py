@@ -22,8 +22,8 @@ HEADERS = {
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
+    "X-Content-Type-DashboardOptions": "nosniff",
+    "X-Frame-DashboardOptions": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -36,7 +36,7 @@ _READING = ("GET", "HEAD")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Refused(Exception):
+class AnswerRefused(Exception):
     """The request gets no other answer. sentence: says why, and never repeats what the caller has sent."""
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -59,23 +59,23 @@ class Guard:
     api: str = "/api/"
 
     def check(self, request: web.Request) -> None:
-        """Raise Refused if the request is not from the page of somebody who has the token."""
+        """Raise AnswerRefused if the request is not from the page of somebody who has the token."""
         authority = request.headers.get("Host", "")
         if _name(authority) not in self.hosts:
-            raise Refused(
+            raise AnswerRefused(
                 421,
                 "this server is not called that: use the address that `fenka dashboard` printed, or "
                 "start it with --host NAME",
             )
         origin = request.headers.get("Origin")
         if origin is not None and not _is_ours(origin, authority):
-            raise Refused(403, "a page of another origin asked")
+            raise AnswerRefused(403, "a page of another origin asked")
         if request.method not in (*_READING, "POST"):
-            raise Refused(405, "this server answers GET and POST only")
+            raise AnswerRefused(405, "this server answers GET and POST only")
         if request.method == "POST" and request.content_type != "application/json":
-            raise Refused(415, "the body must be application/json")
+            raise AnswerRefused(415, "the body must be application/json")
         if request.path.startswith(self.api) and not self._has_token(request):
-            raise Refused(
+            raise AnswerRefused(
                 401,
                 "the token is missing or of an earlier start: open the address that `fenka dashboard` "
                 "prints",
@@ -94,7 +94,7 @@ class Guard:
         try:
             self.check(request)
             return await handler(request)
-        except Refused as why:
+        except AnswerRefused as why:
             return problem(why.status, why.sentence)
         except web.HTTPRequestEntityTooLarge:
             return problem(413, f"the body has more than {MAX_BODY_BYTES >> 10} KiB")

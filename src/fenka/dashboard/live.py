@@ -1,7 +1,7 @@
 """Follows the daemon for all viewers: one connection, one message for everybody.
 
-The daemon may be killed, replaced or stopped at any time. What was known last stays, with a sentence that it
-is old.
+The daemon may be killed, replaced or stopped at any time. The last message stays, with a sentence that it is
+old.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import msgspec
 
 from fenka.core.errors import FenkaError
 from fenka.dashboard.stream import Fanout
-from fenka.local.board import Surroundings, Viewer, world
+from fenka.local.machine_board import Surroundings, Viewer, world
 from fenka.views.board import World
 from fenka.workstation import protocol
 from fenka.workstation.client import DaemonConnection, DaemonUnavailable, RequestFailed
@@ -36,7 +36,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Live:
-    """What is known now, and the viewers that are told of it."""
+    """The state of this machine, and the viewers that get each change of it."""
 
     def __init__(
         self,

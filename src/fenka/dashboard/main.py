@@ -16,9 +16,9 @@ from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.dashboard import live
 from fenka.dashboard.guard import LOOPBACK_NAMES, Guard
 from fenka.dashboard.live import Live
-from fenka.dashboard.server import Dashboard, page_files
+from fenka.dashboard.page_server import Dashboard, page_files
 from fenka.dashboard.surroundings import look_around
-from fenka.local.board import Viewer
+from fenka.local.machine_board import Viewer
 from fenka.server.listener import HttpListener, listening_socket, serve_app
 from fenka.workstation import paths
 from fenka.workstation.client import DaemonUnavailable
@@ -38,7 +38,7 @@ class CannotServe(FenkaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DashboardOptions:
     """How the page is served.
 
     Attributes:
@@ -83,7 +83,7 @@ class Options:
         return LOOPBACK_NAMES | own
 
 
-def serve(options: Options, announce: Callable[[str], None]) -> None:
+def serve(options: DashboardOptions, announce: Callable[[str], None]) -> None:
     """Serve until a signal. Another dashboard of this user is announced instead.
 
     announce: is called with the URL, with its token, once browsers can connect.
@@ -107,7 +107,7 @@ def serve(options: Options, announce: Callable[[str], None]) -> None:
 
 
 async def _serve(
-    options: Options, listening: socket.socket, token: str, ready: Callable[[], None]
+    options: DashboardOptions, listening: socket.socket, token: str, ready: Callable[[], None]
 ) -> None:
     stopped = asyncio.Event()
     for number in SIGNALS:
@@ -163,7 +163,7 @@ def _check_daemon() -> None:
 
 
 @contextlib.contextmanager
-def _listen(options: Options) -> Iterator[socket.socket]:
+def _listen(options: DashboardOptions) -> Iterator[socket.socket]:
     """Listen on the port, or on the first free one. Raises CannotServe."""
     ports = range(FIRST_PORT, FIRST_PORT + PORTS) if options.port is None else [options.port]
     for port in ports:
@@ -186,8 +186,8 @@ def _listen(options: Options) -> Iterator[socket.socket]:
     )
 
 
-def _url(options: Options, listening: socket.socket, token: str) -> str:
-    """Return the address that the user opens. What follows # is never sent to any server."""
+def _url(options: DashboardOptions, listening: socket.socket, token: str) -> str:
+    """Return the address that the user opens. Browsers never send the part after # to any server."""
     address = ipaddress.ip_address(options.listen)
     host = options.hosts[0] if options.hosts else str(address)
     if address.is_unspecified and not options.hosts:

@@ -24,7 +24,7 @@ from aiohttp import hdrs, web
 from fenka.core.errors import FenkaError
 from fenka.core.request import ComputeMode
 from fenka.dashboard import live
-from fenka.dashboard.guard import MAX_BODY_BYTES, Guard, Refused, add_headers
+from fenka.dashboard.guard import MAX_BODY_BYTES, Guard, AnswerRefused, add_headers
 from fenka.dashboard.live import Live
 from fenka.local import board_details
 from fenka.server.listener import LISTENER
@@ -138,10 +138,10 @@ class Dashboard:
         """Return a file of the page."""
         path = request.match_info["path"] or "index.html"
         if not self._files:
-            raise Refused(503, "this installation has no page: `make build` makes it")
+            raise AnswerRefused(503, "this installation has no page: `make build` makes it")
         file = self._files.get(path)
         if file is None:
-            raise Refused(404, "there is nothing here")
+            raise AnswerRefused(404, "there is nothing here")
         return web.Response(
             body=file.body,
             content_type=file.content_type,
@@ -152,7 +152,7 @@ class Dashboard:
     async def world(self, _: web.Request) -> web.Response:
         """Return what the stream sent last."""
         if self._live.encoded is None:
-            raise Refused(503, "the fenka daemon has not answered yet")
+            raise AnswerRefused(503, "the fenka daemon has not answered yet")
         return _json_bytes(self._live.encoded)
 
     async def follow(self, request: web.Request) -> web.StreamResponse:
@@ -164,21 +164,21 @@ class Dashboard:
         """Return one program in full."""
         snapshot, shown = self._live.snapshot, self._live.world()
         if snapshot is None or shown is None:
-            raise Refused(503, "the fenka daemon has not answered yet")
+            raise AnswerRefused(503, "the fenka daemon has not answered yet")
         name = request.match_info["id"]
         detail = board_details.detail(snapshot, shown, self._live.viewer.uid, name)
         if detail is None:
             ended = await self._ask(protocol.GetEnded(), protocol.EndedJobs)
             detail = board_details.ended_detail(ended.jobs, self._live.viewer.uid, name)
         if detail is None:
-            raise Refused(404, "no program has this id")
+            raise AnswerRefused(404, "no program has this id")
         return _json(detail)
 
     async def history(self, request: web.Request) -> web.Response:
         """Return figures over time."""
         query = request.query
         if ("program" in query) == ("card" in query):
-            raise Refused(400, "say either program=ID or card=ID")
+            raise AnswerRefused(400, "say either program=ID or card=ID")
         return _json(Timeline([], problem="this daemon keeps no history"))
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
@@ -186,7 +186,7 @@ class Dashboard:
         lines = _number(request, "lines", 200, MAX_LOG_LINES)
         log = await self._log(request.match_info["id"])
         if log is None:
-            raise Refused(404, "there is no log of this program that you may read")
+            raise AnswerRefused(404, "there is no log of this program that you may read")
         follow = "follow" in request.query
         parts = board_details.log_parts(log, lines, lambda: follow and not _left(request))
         return await self._stream(request, parts, "text/plain")
@@ -205,7 +205,7 @@ class Dashboard:
         message = protocol.StopJob([request.match_info["id"]], STOP_GRACE_S)
         answer = await self._ask(message, protocol.JobsStopped, STOP_GRACE_S + live.DEADLINE_S)
         if answer.failures:
-            raise Refused(409, "; ".join(answer.failures))
+            raise AnswerRefused(409, "; ".join(answer.failures))
         return _json(answer)
 
     async def resize(self, request: web.Request) -> web.Response:
@@ -221,7 +221,9 @@ class Dashboard:
     ) -> web.StreamResponse:
         """Send parts as they come, until they end or the caller leaves."""
         if self._streams >= MAX_STREAMS:
-            raise Refused(429, f"{MAX_STREAMS} pages and logs are followed already: close some")
+            raise AnswerRefused(
+                429, f"{MAX_STREAMS} pages and logs are followed already: close some"
+            )
         headers = {hdrs.CONTENT_TYPE: f"{content_type}; charset=utf-8", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
         self._streams += 1
@@ -239,13 +241,13 @@ class Dashboard:
     async def _ask(
         self, message: msgspec.Struct, expected: type[T], timeout_s: float = live.DEADLINE_S
     ) -> T:
-        """Return the daemon's answer. Raises Refused with its sentence."""
+        """Return the daemon's answer. Raises AnswerRefused with its sentence."""
         try:
             return await live.request(self._runtime, message, expected, timeout_s)
         except DaemonUnavailable as why:
-            raise Refused(503, str(why)) from None
+            raise AnswerRefused(503, str(why)) from None
         except FenkaError as why:
-            raise Refused(409, str(why)) from None
+            raise AnswerRefused(409, str(why)) from None
 
 
 @web.middleware
@@ -269,20 +271,20 @@ def _left(request: web.Request) -> bool:
 
 
 async def _body(request: web.Request, kind: type[T]) -> T:
-    """Decode a request's body. Raises Refused."""
+    """Decode a request's body. Raises AnswerRefused."""
     try:
         async with asyncio.timeout(live.DEADLINE_S):
             return msgspec.json.decode(await request.read(), type=kind)
     except msgspec.MsgspecError as why:
-        raise Refused(400, f"the body is not understood: {why}") from None
+        raise AnswerRefused(400, f"the body is not understood: {why}") from None
     except TimeoutError:
-        raise Refused(408, "the body did not come") from None
+        raise AnswerRefused(408, "the body did not come") from None
 
 
 def _number(request: web.Request, name: str, default: int, most: int) -> int:
     text = request.query.get(name, str(default))
     if not (text.isascii() and text.isdecimal()) or not 0 < int(text[:9]) <= most:
-        raise Refused(400, f"{name} is a number from 1 to {most}")
+        raise AnswerRefused(400, f"{name} is a number from 1 to {most}")
     return int(text)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fenka.dashboard.main import Options, serve, write_launcher
+from fenka.dashboard.main import DashboardOptions, serve, write_launcher
 
 
 def dashboard(
@@ -36,7 +36,7 @@ def dashboard(
         if not no_open and _has_display():
             webbrowser.open(write_launcher(url).as_uri())
 
-    serve(Options(port, listen, tuple(host or ()), prefix, read_only), announce)
+    serve(DashboardOptions(port, listen, tuple(host or ()), prefix, read_only), announce)
 
 
 def _has_display() -> bool:

@@ -1,13 +1,13 @@
 """The dashboard's HTTP server: the page, what it reads, and what its user may change.
 
-GET  api/live              server-sent events: `world`
-GET  api/world             the last of them
-GET  api/program/ID        one program in full
-GET  api/history           figures over time, ?program=ID or ?card=ID, &span=SECONDS
-GET  api/logs/ID           the output of one's own program, ?lines=200, &follow
-POST api/what-if           what would start
-POST api/stop/ID           ends one's own program
-POST api/resize/ID         changes its slice
+- GET `api/live`: server-sent events, each a `world`.
+- GET `api/world`: the last of them.
+- GET `api/program/ID`: one program in full.
+- GET `api/history?program=ID` or `?card=ID`, `&span=SECONDS`: figures over time.
+- GET `api/logs/ID?lines=200`, `&follow`: the output of one's own program.
+- POST `api/what-if`: which requests would start.
+- POST `api/stop/ID`: ends one's own program.
+- POST `api/resize/ID`: changes its slice.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from aiohttp import hdrs, web
 from fenka.core.errors import FenkaError
 from fenka.core.request import ComputeMode
 from fenka.dashboard import live
-from fenka.dashboard.guard import MAX_BODY_BYTES, Guard, AnswerRefused, add_headers
+from fenka.dashboard.guard import MAX_BODY_BYTES, AnswerRefused, Guard, add_headers
 from fenka.dashboard.live import Live
 from fenka.local import board_details
 from fenka.server.listener import LISTENER
@@ -53,7 +53,7 @@ TYPES = {
     ".txt": "text/plain",
     ".woff2": "font/woff2",
 }
-"""What the page is made of. Other files are not served."""
+"""Content types of the page's files. Files with other suffixes are not served."""
 
 FOREVER = "max-age=31536000, immutable"
 """For files with a hash in their names."""

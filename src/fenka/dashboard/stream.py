@@ -70,7 +70,7 @@ class _Viewer:
         self.arrived.set()
 
     def take(self) -> list[bytes]:
-        """Return what has arrived. What comes while it is being sent waits in the queue."""
+        """Return all frames that have arrived. Later ones wait in the queue while these are sent."""
         self.arrived.clear()
         frames = [*self._queue]
         self._queue.clear()

@@ -22,7 +22,7 @@ IDLE_AFTER_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Who looks: the user of the dashboard's process, and whether it may stop and resize for them."""
+    """The user of the dashboard's process, and whether the page may stop and resize programs for them."""
 
     uid: int
     acts: bool = True
@@ -34,7 +34,7 @@ class Viewer:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the snapshot does not have.
+    """State of this machine that the daemon's snapshot does not have.
 
     Attributes:
         workloads: the viewer's trainings, notebooks and versions of services.

@@ -215,6 +215,8 @@ class World(msgspec.Struct, frozen=True, tag="world"):
     Attributes:
         name: of the machine, or of the cluster's context.
         cards: all cards; none where there are more than 64: then `fleet` has them.
+        programs: all that hold something; where `fleet` has the cards, those that are idle and hold most.
+        programs_total: how many hold something.
         largest_mib: the largest slice that starts at once. free_mib: what is free in all.
         problems: sentences about what is not known now, such as a daemon that does not answer.
         actions: whether this viewer may stop and resize.
@@ -239,6 +241,7 @@ class World(msgspec.Struct, frozen=True, tag="world"):
     problems: list[str] = []
     actions: bool = False
     currency: str = ""
+    programs_total: int = 0
     messages: int = MESSAGES
 
 

@@ -1,0 +1,70 @@
+"""Sums and judgements that the dashboard's messages of a workstation and of a cluster share."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from fenka.views import board
+
+MAX_WAITING = 200
+"""Requests that `World.waiting` lists; `waiting_total` counts all."""
+
+HELD_S = 600.0
+"""A younger program is not called idle: it loads data or compiles."""
+
+IDLE_AFTER_S = 1800.0
+"""Without card time, before a program is called idle."""
+
+Number = TypeVar("Number", int, float)
+
+
+def total(amounts: Iterable[Number | None]) -> Number | None:
+    """Return the sum; None if one of them is not known."""
+    known = list(amounts)
+    return None if None in known else sum(amount for amount in known if amount is not None)
+
+
+def idle_for(
+    quiet_s: Sequence[float | None], held_s: float | None, after_s: float = IDLE_AFTER_S
+) -> float | None:
+    """Return for how long a program has been idle; None if it is not idle, or that is not known.
+
+    Args:
+        quiet_s: seconds since each of its cards last worked for it; None if that is not known.
+        held_s: seconds for which it has held them.
+        after_s: without card time, before it is called idle.
+    """
+    if held_s is None or held_s < HELD_S or not quiet_s or None in quiet_s:
+        return None
+    idle_s = min(quiet for quiet in quiet_s if quiet is not None)
+    return idle_s if idle_s >= after_s else None
+
+
+def people(
+    programs: Sequence[board.ProgramLine], waiting: Sequence[tuple[str, float]]
+) -> list[board.PersonLine]:
+    """Return the users by what they hold, the most first. waiting: users and since when, of all requests."""
+    held = defaultdict[str, list[board.ProgramLine]](list)
+    for program in programs:
+        held[program.user].append(program)
+    waits = defaultdict[str, list[float]](list)
+    for user, since in waiting:
+        waits[user].append(since)
+    lines = [
+        board.PersonLine(
+            user=user,
+            held_mib=sum(program.held_mib for program in held[user]),
+            used_mib=total(program.used_mib for program in held[user]),
+            busy=total(program.busy for program in held[user]),
+            waiting=len(waits[user]),
+            oldest=min(waits[user], default=None),
+            idle_mib=sum(program.held_mib for program in held[user] if program.idle_s is not None),
+        )
+        for user in {*held, *waits}
+    ]
+    return sorted(lines, key=lambda line: (-line.held_mib, line.user))
+
+
+def without_token(url: str) -> str:
+    """Return a URL without its query, in which notebooks have their token."""
+    return url.partition("?")[0]

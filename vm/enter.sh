@@ -8,9 +8,7 @@ cd "$2/root"
 mount -t proc proc proc
 mount --bind "$4" proc/sys/kernel/random/boot_id
 mount -t sysfs -o ro sysfs sys
-mount -t tmpfs tmpfs sys/fs/cgroup
-mkdir sys/fs/cgroup/systemd
-mount -t cgroup -o none,name=systemd cgroup sys/fs/cgroup/systemd
+mount -t cgroup2 cgroup sys/fs/cgroup
 mount -t tmpfs -o mode=755 tmpfs run
 mount -t tmpfs -o mode=755 tmpfs dev
 for device in null:1:3 zero:1:5 full:1:7 random:1:8 urandom:1:9 tty:5:0; do
@@ -28,4 +26,4 @@ pivot_root . old
 umount -l /old
 rmdir /old
 exec env -i container=lab PATH=/usr/sbin:/usr/bin:/sbin:/bin /sbin/init --show-status=0 --log-target=null \
-  systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=1
+  systemd.unified_cgroup_hierarchy=1

@@ -59,6 +59,12 @@ Address=10.0.2.15/24
 Gateway=10.0.2.2
 """
 
+PATIENCE = """\
+[Manager]
+DefaultTimeoutStartSec=900
+"""
+"""The emulated machine is slow, and may be one of several on a busy one."""
+
 
 @dataclass(frozen=True)
 class GuestDisk:
@@ -130,12 +136,9 @@ def _configure(root: Path) -> None:
     _write(root / "etc/systemd/network/10-lab.network", NETWORK)
     _write(root / "etc/ssh/sshd_config.d/lab.conf", "UseDNS no\n")
     _write(root / "etc/apt/sources.list", "")
-    # In namespaces with cgroup v1 systemd is not told when a user's last process has ended.
     for unit in ("system.conf.d/lab.conf", "system/user@.service.d/lab.conf"):
-        section, setting = (
-            ("Service", "TimeoutStopSec") if "@" in unit else ("Manager", "DefaultTimeoutStopSec")
-        )
-        _write(root / "etc/systemd" / unit, f"[{section}]\n{setting}=15s\n")
+        (root / "etc/systemd" / unit).unlink(missing_ok=True)  # Of an earlier version of this file.
+    _write(root / "etc/systemd/system.conf.d/patience.conf", PATIENCE)
     # An administrator's journal is on the disk, so that it is there after a power loss.
     (root / "var/log/journal").mkdir(exist_ok=True)
     for unit in MASKED:

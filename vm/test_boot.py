@@ -45,7 +45,7 @@ def test_next_morning_tells_how_a_program_ended(guest: Guest, way: str) -> None:
     # The disk has what a machine that runs for a minute has on it.
     guest.run("sync")
     getattr(guest, way)()
-    guest.run("fenka run --gpu-mem 14 --timeout 120 -- true", "alice")
+    guest.run("fenka run --gpu-mem 14 --timeout 900 -- true", "alice")
     assert jobs(guest) == {}
     shown = guest.attempt("fenka logs night", "alice")
     assert shown.stdout == "step 1\n"

@@ -70,8 +70,8 @@ Description: GPU sharing for people who have fewer GPUs than programs
  fenka gives each program a slice of a GPU's memory and time, and queues the
  programs for which no slice is free. Programs see a GPU of their slice's size.
  .
- A service leases the GPUs of this machine to all of its users. The same commands
- submit programs to a Kubernetes cluster.
+ A service leases the GPUs of this machine to all of its users. The same
+ commands submit programs to a Kubernetes cluster.
 """
 
 

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 from deploy.release.command_tree import CommandHelp
 
+PLUGINS = {"kubectl-fenka": "fenka", "kubectl-inspect-gpushare": "fenka-inspect"}
+"""Plugins of kubectl, by the pages that describe them."""
+
 
 def man_pages(tree: CommandHelp, version: str, epoch: int) -> dict[str, str]:
     """Return the pages by their file names, in roff's macros `man`.
@@ -20,7 +23,7 @@ def man_pages(tree: CommandHelp, version: str, epoch: int) -> dict[str, str]:
     for command in tree.commands:
         operators = command.words == ("fenka", "admin")
         families += [command, *command.commands] if operators else [command]
-    pages = {}
+    pages = {f"{plugin}.1": f".so man1/{page}.1\n" for plugin, page in PLUGINS.items()}
     for command in families:
         title = "-".join(command.words)
         overview = command.words in (("fenka",), ("fenka", "admin"))

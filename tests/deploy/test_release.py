@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -105,14 +106,18 @@ def test_every_command_has_a_man_page_without_warnings(tmp_path: Path) -> None:
     """Groff reports unknown requests, wrong escapes and missing glyphs."""
     pages = man_pages(tree(), "1.2.3", EPOCH)
     expected = {f"fenka-{row.name}.1" for row in USERS_ROWS}
-    expected |= {f"fenka-admin-{row.name}.1" for row in ADMIN_ROWS} | {"fenka.1"}
+    expected |= {f"fenka-admin-{row.name}.1" for row in ADMIN_ROWS}
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    expected |= {f"{command}.1" for command in scripts}
     assert set(pages) == expected
+    assert pages["kubectl-fenka.1"] == ".so man1/fenka.1\n"
     assert '.TH FENKA-RUN 1 2023-11-14 "fenka 1.2.3"' in pages["fenka-run.1"]
     if not shutil.which("groff"):
         pytest.skip("groff is not installed")
+    (tmp_path / "man1").mkdir()
     for name, text in pages.items():
-        (tmp_path / name).write_text(text)
-    command = ["groff", "-man", "-Tutf8", "-ww", "-z", *sorted(pages)]
+        (tmp_path / "man1" / name).write_text(text)
+    command = ["groff", "-man", "-Tutf8", "-ww", "-z", *(f"man1/{name}" for name in pages)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 

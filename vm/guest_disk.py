@@ -46,6 +46,7 @@ TOOLS = {
     "debootstrap": "debootstrap",
     "mkfs.ext4": "e2fsprogs",
     "ssh": "openssh-client",
+    "lintian": "lintian",
 }
 CACHE = Path(os.environ.get("FENKA_E2E_CACHE", Path.home() / ".cache" / "fenka-e2e"))
 KEY = CACHE / "vm-key"

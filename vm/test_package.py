@@ -3,10 +3,14 @@
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
-from vm.conftest import NEXT, Lab
+import pytest
+
+from vm.conftest import MACHINE, NEXT, Lab
 from vm.guest import Guest
+from vm.guest_disk import output
 
 HOLD = "-- sleep 30000"
 LEFT = """\
@@ -57,6 +61,13 @@ def test_unit_is_valid(guest: Guest) -> None:
     assert set(shown.split()) == {
         *("ActiveState=active", "Type=notify", "KillMode=process", "NRestarts=0")
     }
+
+
+@pytest.mark.skipif(MACHINE != "namespaces", reason="runs once, beside the machine in namespaces")
+def test_lintian_finds_nothing(packages: Path) -> None:
+    """What the package does for a reason is in its list of overrides."""
+    package = next((packages / "current").glob("*.deb"))
+    assert output("lintian", "--allow-root", package) == ""
 
 
 def test_two_users_share_the_card(guest: Guest) -> None:

@@ -11,6 +11,7 @@ import pytest
 from deploy.release import wheels
 from deploy.release.recipe import Release
 from fenka import __version__
+from tests.deploy import foreign_directory
 from tests.deploy.debian_root import run_in_debian
 
 pytestmark = [
@@ -74,6 +75,16 @@ def test_first_commands_and_the_manual_work_after_pip_install(
     assert "4/14" in done.stdout
     assert f"fenka {__version__}" in done.stdout
     assert "first: stopped" in done.stdout
+
+
+def test_directory_of_another_user_changes_nothing(release: Release, tmp_path: Path) -> None:
+    """Neither the daemon that is started there, nor the commands, use a file of the directory's."""
+    daemon = "cd /tmp/foreign; fenka daemon --background --simulate T4; cd"
+    script = f"{INSTALL}{foreign_directory.MAKE}{daemon}{foreign_directory.USE}fenka daemon --stop"
+    done = run_in_debian(script, [release.wheel("x86_64")], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\n4308 MiB\n" in done.stdout
+    assert done.stdout.endswith("\nno foreign code ran\n")
 
 
 def test_pipx_installs_the_commands_and_the_manual(release: Release, tmp_path: Path) -> None:

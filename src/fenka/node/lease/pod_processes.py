@@ -8,13 +8,16 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fenka.cluster.objects import Pod, seconds
 from fenka.cluster.queue_snapshot import time_limit_s
-from fenka.node.kubelet.client import Claim
 from fenka.node.lease.store import Lease, LeaseStore
 from fenka.node.node_api import NodeApi
 from fenka.procfs import send_signal, start_ticks
+
+if TYPE_CHECKING:  # gRPC is in no workstation's package.
+    from fenka.node.kubelet.client import Claim
 
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
@@ -107,7 +110,7 @@ class OverduePods:
     _clock: Callable[[], float]
     _gone_since: dict[str, float] = field(default_factory=dict)
 
-    async def end(self, _: Sequence[Claim]) -> None:
+    async def end(self, _: "Sequence[Claim]") -> None:
         """Kill what is overdue now."""
         now, leases = self._clock(), list(self._store.leases.values())
         uids = {lease.uid for lease in leases}

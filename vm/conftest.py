@@ -1,6 +1,7 @@
 """One machine for all tests of a session. fenka's package is installed there, where each test begins."""
 
 import hashlib
+import json
 import os
 import re
 import zipfile
@@ -25,8 +26,8 @@ MACHINE = os.environ.get("FENKA_VM", "qemu")
 
 SUITE = os.environ.get("FENKA_VM_SUITE", "bookworm")
 
-PACKAGES = os.environ.get("FENKA_VM_PACKAGES", "")
-"""A folder that an earlier run has made, to save the time."""
+FOLDER = os.environ.get("FENKA_VM_FOLDER", "")
+"""Keeps the packages, and the machine in which they are installed. Later runs of this version start there."""
 
 INSTALL = """\
 mountpoint -q /mnt || mount -o ro /dev/vdb /mnt
@@ -64,14 +65,20 @@ class Lab:
 
 
 @pytest.fixture(scope="session")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the session."""
+    return Path(FOLDER) if FOLDER else tmp_path_factory.mktemp("vm")
+
+
+@pytest.fixture(scope="session")
+def packages(work: Path) -> Path:
     """Return a folder with the package of this checkout and with a repository of the next version."""
-    if PACKAGES:
-        return Path(PACKAGES)
-    folder = tmp_path_factory.mktemp("packages")
+    folder = work / "packages"
+    if (folder / "next" / "Packages").exists():
+        return folder
     release = Release(folder / "current", ("x86_64",))
     for name in ("current", "next"):
-        (folder / name).mkdir()
+        (folder / name).mkdir(parents=True, exist_ok=True)
     release.uv("build", "--quiet", "--wheel", "--out-dir", folder, ROOT)
     wheel = next(folder.glob("*.whl"))
     build_deb(release, wheel, "x86_64", preset=0)
@@ -83,7 +90,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _changed(wheel: Path) -> Path:
     """Return a wheel with the same names and other code, as that of the next version."""
     changed = wheel.parent / "changed" / wheel.name
-    changed.parent.mkdir()
+    changed.parent.mkdir(exist_ok=True)
     with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(changed, "w") as after:
         for entry in before.infolist():
             content = before.read(entry)
@@ -105,24 +112,33 @@ def _package_list(package: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def installed(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def installed(packages: Path, work: Path) -> Iterator[Lab]:
     """Boot a machine, install the package, and save the machine once it has a simulated card."""
     missing = guest_disk.missing_packages()
     if missing:
         pytest.exit(f"the virtual machine needs packages: apt install {' '.join(missing)}", 1)
-    folder = tmp_path_factory.mktemp("machine")
+    folder = work / MACHINE
+    folder.mkdir(exist_ok=True)
     guest = _guest(folder, packages)
+    seen = folder / "installed.json"
     try:
-        guest.start()
-        output = guest.run(INSTALL)
-        # A unit's status is also an exit code, and this one is that of a unit that does not run.
-        status = guest.until("systemctl status fenka", _settled)
-        failed = guest.run("systemctl list-units --failed --no-legend --plain")
-        guest.run(SIMULATE)
-        guest.save("installed")
-        yield Lab(guest, output, status, failed)
+        if not seen.exists():
+            guest.start()
+            seen.write_text(json.dumps(_install(guest)))
+        yield Lab(guest, **json.loads(seen.read_text()))
     finally:
         guest.close()
+
+
+def _install(guest: Guest) -> dict[str, str]:
+    """Install the package, save the machine once it has a simulated card, and return what was seen."""
+    seen = {"output": guest.run(INSTALL)}
+    # A unit's status is also an exit code, and this one is that of a unit that does not run.
+    seen["status"] = guest.until("systemctl status fenka", _settled)
+    seen["failed"] = guest.run("systemctl list-units --failed --no-legend --plain")
+    guest.run(SIMULATE)
+    guest.save("installed")
+    return seen
 
 
 def _guest(folder: Path, packages: Path) -> Guest:
@@ -130,7 +146,8 @@ def _guest(folder: Path, packages: Path) -> Guest:
     if MACHINE == "namespaces":
         return NamespaceGuest(disk.root, folder, packages)
     image = folder / "packages.ext4"
-    guest_disk.make_filesystem(packages, image, "200M")
+    if not image.exists():
+        guest_disk.make_filesystem(packages, image, "200M")
     return QemuGuest(disk, folder, image)
 
 

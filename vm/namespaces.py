@@ -45,19 +45,20 @@ class NamespaceGuest(Guest):
 
     def save(self, name: str) -> None:
         """Kill everything, keep the changes, and start again."""
-        self._signal(signal.SIGKILL)
+        self.close()
+        shutil.rmtree(self.folder / name, ignore_errors=True)
         shutil.copytree(self.folder / "changes", self.folder / name, symlinks=True)
         self._launch()
 
     def restore(self, name: str) -> None:
         """Boot with the changes that were saved."""
-        self._signal(signal.SIGKILL)
+        self.close()
         self._reset()
         self._launch(name)
 
     def lose_power(self) -> None:
         """Kill everything at once. What was written stays."""
-        self._signal(signal.SIGKILL)
+        self.close()
         self._launch(self._below)
 
     def reboot(self) -> None:

@@ -93,4 +93,4 @@ def test_directory_of_another_user_changes_nothing(guest: Guest) -> None:
     shown = guest.run(foreign_directory.USE, "alice")
     assert f"{4 * 1077} MiB\n" in shown
     assert "first: stopped" in shown
-    assert shown.endswith("\nno foreign code ran\n")
+    assert shown.endswith("\nno foreign code ran\njson\n")

@@ -62,6 +62,45 @@ def test_nothing_is_reserved_when_a_gang_is_incomplete_or_does_not_fit() -> None
     assert len(cluster.filter(pods[3])) == 1
 
 
+def test_members_are_tried_again_when_they_were_told_of_fewer_pods() -> None:
+    """kube-scheduler does not retry a pod when another one is created. Each is named once."""
+    cluster = on_t4("a", "b")
+
+    def outdated(limit: int = 9) -> list[str]:
+        return [pod.metadata.name for pod in cluster.gangs.wrongly_informed(limit)]
+
+    cluster.holds("old", 0, 8, node="a")
+    for present in (1, 2, 3):
+        pod = cluster.gang("g", 4, 7, present)[-1]
+        assert cluster.why(pod) == f"gang g is incomplete: {present} of its 4 pods exist"
+        if present == 1:
+            assert outdated() == []
+    assert outdated() == ["g-0", "g-1"]
+    assert outdated() == []
+    # The third was told of three; the others are, when they are tried again.
+    first, *_, last = cluster.gang("g", 4, 7)
+    assert cluster.why(last).startswith("no room for all 4 pods of gang g")
+    assert outdated() == ["g-2"]
+    cluster.gone("g-3")
+    assert cluster.why(first) == "gang g is incomplete: 3 of its 4 pods exist"
+    assert outdated() == []
+    cluster.gone("g-2")
+    assert outdated(0) == []
+    assert outdated() == ["g-0"]
+
+
+def test_member_is_not_tried_again_when_it_has_got_a_node() -> None:
+    """It was told that its gang was incomplete, and then placed with it."""
+    cluster = on_t4("a", "b")
+    (early,) = cluster.gang("g", 2, 10, present=1)
+    assert "incomplete" in cluster.why(early)
+    late = cluster.gang("g", 2, 10)[1]
+    for pod in (late, early):
+        (node,) = cluster.filter(pod)
+        cluster.bind(pod, node)
+    assert cluster.gangs.wrongly_informed(9) == []
+
+
 def test_reservation_expires_when_members_do_not_come() -> None:
     """It leaves nothing behind; the next one is made after a pause."""
     cluster = on_t4("a", "b")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import pytest
 from aiohttp import web
@@ -17,7 +18,7 @@ from fenka.scheduler.controllers import (
     requeue_body,
     ungate_body,
 )
-from tests.builders import T4_MIB, a_pod, node_json, pod_json
+from tests.builders import T4_MIB, a_pod, gang_labels, node_json, pod_json
 from tests.fakes.api_server import FakeApiServer, api_server
 from tests.scheduler.harness import put_pod, scheduler
 from tests.waiting import until
@@ -186,3 +187,19 @@ async def test_positions_of_pods_that_wait_are_published_until_they_are_served()
         late = pod_of(server, "p1")
         assert (await one.filter(late, "n"))["NodeNames"] in ([], None)
         await until(lambda: pod_of(server, "p1")["metadata"].get("annotations") == {POSITION: "1"})
+
+
+async def test_replica_has_members_retried_when_their_gang_has_grown() -> None:
+    """As it is wired: the first was told of one pod, the second of two."""
+
+    async with scheduler(node_json("n", T4_MIB)) as (server, one):
+        members = [
+            pod_json(name, 4, uid=name, labels=gang_labels("g", 3)) for name in ("g-0", "g-1")
+        ]
+        for present, pod in enumerate(members, 1):
+            server.put("pods", pod)
+            await until(partial(one.knows, pod))
+            failed = (await one.filter(pod, "n"))["FailedAndUnresolvableNodes"]
+            assert failed == {"n": f"gang g is incomplete: {present} of its 3 pods exist"}
+        await until(lambda: label(server, "g-0") is not None)
+        assert label(server, "g-1") is None

@@ -11,6 +11,7 @@ Which pods a gang consists of, and how many of them lack a card.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fenka.cluster.mappings import RecentDict
 from fenka.cluster.node_admission import admits, excluded_nodes, exclusion, ineligibility_reasons
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_columns import LiveColumns
@@ -143,6 +144,10 @@ class GangMembers:
         gated = bool(pod.spec.scheduling_gates) or pod.metadata.deletion_timestamp is not None
         return not (pod.spec.node_name or pod.finished or gated) and self.requests_cards(pod)
 
+    def unplaced(self, status: GangStatus) -> list[Pod]:
+        """Return the members that kube-scheduler will ask about, the oldest first."""
+        return [member for member in status.alive if self.is_placeable(member)]
+
     def all_exist(self, pods: Sequence[Pod]) -> bool:
         """Return whether enough pods of a gang exist to start it. pods: some of them."""
         try:
@@ -236,6 +241,8 @@ class GangScheduler:
         self._arrivals: dict[str, _Arrivals] = {}
         self._incomplete_since: dict[str, float] = {}
         self._backoffs: dict[str, _Backoff] = {}
+        self._told: RecentDict[str, str] = RecentDict()
+        """What members wait for that were told that their gang is not ready, by UID."""
         self.on_settled: Callable[[str], None] = lambda _: None
         """Called with a gang's key when all its members have arrived, or its reservation has ended."""
 
@@ -277,6 +284,7 @@ class GangScheduler:
         """
         self.expire()
         reservation, uid = self._reservations.get(gang.key), pod.metadata.uid
+        self._told.pop(uid, None)
         if reservation is not None and uid in reservation.placements:
             answer = self._place_reserved(pod, gang, reservation.placements[uid], nodes)
             if answer is not None:
@@ -286,15 +294,34 @@ class GangScheduler:
         status = self._members.status(gang)
         if status.missing <= 0:
             return None
-        unplaced = [member for member in status.alive if self._members.is_placeable(member)]
-        if len(unplaced) < status.missing:
-            return GangPending(_why_not_ready(gang, status, status.missing - len(unplaced)))
+        unplaced = self._members.unplaced(status)
+        if reason := _why_not_ready(gang, status, len(unplaced)):
+            self._told[uid] = reason
+            return GangPending(reason)
         backoff = self._backoffs.get(gang.key)
         if backoff is not None and self._clock() < backoff.until:
             pause_s = round(backoff.until - self._clock())
             return GangPending(f"{backoff.reason}; cards are reserved again in {pause_s} s")
         others = [member for member in unplaced if member.metadata.uid != uid][: status.missing - 1]
         return self._reserve(gang, [pod, *others], nodes, reserved)
+
+    def wrongly_informed(self, limit: int) -> list[Pod]:
+        """Return up to this number of members that kube-scheduler is to try again, each once.
+
+        They were told that their gang is not ready, for a reason that is not true any more. kube-scheduler
+        does not retry a pod when another one is created, unless its feature gate GenericWorkload is on.
+        """
+        pods: list[Pod] = []
+        for gang, members in self._members.by_gang().items() if self._told else ():
+            if any(member.metadata.uid in self._told for member in members):
+                status = self._members.status(gang, members)
+                unplaced = self._members.unplaced(status)
+                reason = _why_not_ready(gang, status, len(unplaced))
+                told = ((pod, self._told.get(pod.metadata.uid, reason)) for pod in unplaced)
+                pods += [pod for pod, sentence in told if sentence != reason]
+        for pod in pods[:limit]:
+            self._told.pop(pod.metadata.uid)
+        return pods[:limit]
 
     def fits_after_preemption(self, pod: Pod, may_evict: Callable[[Pod, Pod], bool]) -> bool:
         """Return whether all of the pod's gang would fit if all pods that may be evicted for it were.
@@ -558,8 +585,11 @@ class GangScheduler:
             self.on_settled(key)
 
 
-def _why_not_ready(gang: PodGang, status: GangStatus, unready: int) -> str:
-    """Return why the gang cannot be placed while this number of its pods cannot."""
+def _why_not_ready(gang: PodGang, status: GangStatus, unplaced: int) -> str:
+    """Return why the gang cannot be placed yet; empty if it can. unplaced: members that can be placed."""
+    if unplaced >= status.missing:
+        return ""
     if status.present < gang.minimum:
         return f"gang {gang.name} is incomplete: {status.present} of its {gang.minimum} pods exist"
+    unready = status.missing - unplaced
     return f"gang {gang.name} waits for pods with scheduling gates: {unready} of its {gang.minimum}"

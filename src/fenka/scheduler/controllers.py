@@ -9,7 +9,7 @@ policy adds a scheduling gate to pods that request cards. kube-scheduler does no
 removes the gate when the pod is to be scheduled. Pods without the gate are served in the same order.
 
 kube-scheduler retries a rejected pod when a pod ends or a node changes, or after five minutes. The end of a
-reservation is neither; a pod whose label changes is retried.
+reservation is neither, nor is a new member of its gang; a pod whose label changes is retried.
 """
 
 import asyncio
@@ -41,6 +41,9 @@ REQUEUED_LABEL = "fenka.io/requeued-at"
 
 UNGATE_INTERVAL_S = 0.1
 REQUEUE_INTERVAL_S = 0.25
+REQUEUE_GANGS_INTERVAL_S = 2.0
+"""Pods of a gang come in groups, so its members are not tried again at each of them."""
+
 POSITION_INTERVAL_S, POSITION_RETRY_AFTER_S = 2.0, 30.0
 """Positions change often. A pod's is published at most once in this time, so that all have their turn."""
 

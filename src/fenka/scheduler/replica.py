@@ -228,6 +228,12 @@ class SchedulerReplica:
                 retry_after_s=0.0,
             ),
             patcher(
+                controllers.requeue_body,
+                self.gangs.wrongly_informed,
+                interval_s=controllers.REQUEUE_GANGS_INTERVAL_S,
+                retry_after_s=0.0,
+            ),
+            patcher(
                 controllers.ungate_body,
                 state.pods_to_ungate,
                 interval_s=controllers.UNGATE_INTERVAL_S,

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,6 +153,17 @@ CONTAINERD = Module(
 )
 """containerd 1.7, which FENKA_E2E_CONTAINERD=1.7 chooses instead of the cluster's."""
 
+HELM = MODULES[1]
+"""The helm of the tests."""
+
+HELM_3 = Module(
+    HELM.name,
+    ("tool",),
+    (("helm.sh/helm/v3/internal/version.version", "helm.sh/helm/v3"),),
+    modfile="helm3.mod",
+)
+"""helm 3, which FENKA_E2E_HELM=3 chooses instead."""
+
 
 def chosen_kubernetes() -> Module:
     """Return the Kubernetes that FENKA_E2E_KUBERNETES names, or the cluster's own."""
@@ -167,20 +178,27 @@ def minor() -> int:
 
 def chosen_containerd() -> Module:
     """Return the module of the containerd that FENKA_E2E_CONTAINERD names, or the cluster's own."""
-    match os.environ.get("FENKA_E2E_CONTAINERD") or "2":
-        case "2":
-            return OWN
-        case "1.7":
-            return CONTAINERD
-        case other:
-            raise BuildError(
-                f"FENKA_E2E_CONTAINERD={other}: the tests have no such version; choose 1.7 or 2"
-            )
+    return _named("FENKA_E2E_CONTAINERD", {"1.7": CONTAINERD, "2": OWN})
+
+
+def chosen_helm() -> Module:
+    """Return the helm that FENKA_E2E_HELM names, or the newest."""
+    return _named("FENKA_E2E_HELM", {"3": HELM_3, "4": HELM})
+
+
+def _named(variable: str, modules: Mapping[str, Module]) -> Module:
+    """Return the module whose version an environment variable has; without it, the last."""
+    version = os.environ.get(variable) or [*modules][-1]
+    if version not in modules:
+        raise BuildError(
+            f"{variable}={version}: the tests have no such version; choose {' or '.join(modules)}"
+        )
+    return modules[version]
 
 
 def chosen() -> tuple[Module, ...]:
     """Return the modules that a run needs. What an earlier one has is found first."""
-    return tuple(dict.fromkeys((chosen_kubernetes(), chosen_containerd(), *MODULES)))
+    return tuple(dict.fromkeys((chosen_kubernetes(), chosen_containerd(), chosen_helm(), *MODULES)))
 
 
 KWOK = Module("kwok", ("tool", "./extender", "./post", "./stages"), ())

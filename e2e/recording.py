@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from e2e.programs import MODULES, OWN, chosen_containerd, chosen_kubernetes
+from e2e.programs import HELM, OWN, chosen_containerd, chosen_helm, chosen_kubernetes
 from e2e.supervisor import hierarchies
 from tools.where_it_runs import Tried, record
 
@@ -14,7 +14,7 @@ def parts() -> dict[str, str]:
     """Return the versions of what the cluster consists of."""
     runtime = chosen_containerd()
     containerd = "github.com/containerd/containerd" + ("/v2" if runtime is OWN else "")
-    helm = next(module for module in MODULES if module.name == "helm")
+    helm = chosen_helm()
     runc = subprocess.run(["runc", "--version"], check=True, capture_output=True, text=True).stdout
     system = platform.freedesktop_os_release()
     libc, libc_version = platform.libc_ver()
@@ -23,15 +23,16 @@ def parts() -> dict[str, str]:
         "containerd": runtime.version(containerd),
         "runc": runc.split()[2],
         "cgroup": "v1" if "memory" in hierarchies() else "v2",
-        "helm": helm.version("helm.sh/helm/v4"),
+        "helm": helm.version("helm.sh/helm/v4" if helm is HELM else "helm.sh/helm/v3"),
         "processor": platform.machine().replace("_", "-"),
         "Linux": ".".join(platform.release().split(".")[:2]),
         "distribution": f"{system['ID'].capitalize()} {system['VERSION_ID']}",
         "C library": f"{libc} {libc_version}",
         "Python": platform.python_version(),
     }
-    if runtime is not OWN:  # The first part is the one that is tried.
-        versions = {"containerd": versions["containerd"]} | versions
+    # The first part is the one that is tried.
+    for part, tried in (("helm", helm is not HELM), ("containerd", runtime is not OWN)):
+        versions = {part: versions[part]} | versions if tried else versions
     return {
         name: version if name == "cgroup" else version.removeprefix("v")
         for name, version in versions.items()

@@ -378,6 +378,7 @@ def test_images_are_built_with_the_uv_version_of_the_makefile() -> None:
     [
         ("FENKA_E2E_KUBERNETES", r"choose 1\.30, 1\.33, 1\.36, or leave it out"),
         ("FENKA_E2E_CONTAINERD", r"choose 1\.7 or 2"),
+        ("FENKA_E2E_HELM", r"choose 3 or 4"),
     ],
 )
 def test_unknown_version_is_refused_with_those_that_there_are(
@@ -389,4 +390,5 @@ def test_unknown_version_is_refused_with_those_that_there_are(
         chosen()
     monkeypatch.setenv("FENKA_E2E_CONTAINERD", "2")
     monkeypatch.setenv("FENKA_E2E_KUBERNETES", "1.37")
+    monkeypatch.setenv("FENKA_E2E_HELM", "4")
     assert chosen() == MODULES

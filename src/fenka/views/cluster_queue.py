@@ -23,6 +23,13 @@ def cluster_queue(
     snapshot: ClusterSnapshot, options: SchedulerOptions, now: float
 ) -> list[QueueRow]:
     """Return the pending requests of a cluster in order. now: Unix seconds."""
+    return list(queue_rows(schedule_queue(snapshot, options, now), snapshot.state))
+
+
+def schedule_queue(
+    snapshot: ClusterSnapshot, options: SchedulerOptions, now: float
+) -> QueueSnapshot:
+    """Return a cluster's queue, scheduled once. now: Unix seconds."""
     usage = UsageAccounting(snapshot.state, options.fairness)
     gangs: dict[str | None, list[Pod]] = {}
     for pod in snapshot.pods:
@@ -42,7 +49,7 @@ def cluster_queue(
     queue = PendingQueue(
         snapshot.state, options.policy, options.fairness, is_complete, uses=usage.uses
     )
-    return list(queue_rows(complete(queue.schedule(snapshot.pods, now)), snapshot.state))
+    return complete(queue.schedule(snapshot.pods, now))
 
 
 def queue_rows(scheduled: QueueSnapshot, state: ClusterState) -> Iterator[QueueRow]:

@@ -1,0 +1,286 @@
+"""Follows a cluster for all viewers: its pods and nodes by watches, its readings by questions.
+
+An API server that is away, or a right that is missing, costs what it would have told. The rest stays, with a
+sentence.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from fenka import __version__
+from fenka.cluster.autoscaling import AutoscalerStatus
+from fenka.cluster.objects import Node, Pod
+from fenka.cluster.queue_snapshot import SchedulerOptions
+from fenka.cluster.state import ClusterSnapshot, ClusterState
+from fenka.dashboard.node_readings import LOOKED_AT_S, ask_nodes, is_program, period_s
+from fenka.dashboard.stream import Fanout
+from fenka.dialects.base import InvalidRecord
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.informer import Informer, Informers
+from fenka.kubernetes.reader import (
+    AutoscalerState,
+    read_autoscaler,
+    read_scheduler_options,
+    read_screen,
+    read_services,
+    read_training_objects,
+)
+from fenka.views.board import World
+from fenka.views.cluster_board import (
+    MAX_CARDS,
+    ClusterView,
+    NodePart,
+    fleet,
+    node_part,
+    world,
+)
+from fenka.views.cluster_queue import cluster_queue
+from fenka.views.cluster_workloads import service_versions, training_jobs
+from fenka.views.node_summaries import NodeSummary, summarize_nodes
+from fenka.views.readings import NodeReading
+from fenka.views.workloads import QueueRow, Workload
+
+TICK_S = 1.0
+"""Between two looks for what has changed."""
+
+QUEUE_S = 2.0
+SURROUNDINGS_S = 10.0
+"""Between two readings of trainings, services and the autoscaler."""
+
+IN_CLUSTER = "status.phase!=Succeeded,status.phase!=Failed"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Nodes:
+    """Puts nodes into the state. changed: gets the names of nodes that are to be shown anew."""
+
+    def __init__(self, state: ClusterState, changed: set[str]) -> None:
+        self._state, self._changed = state, changed
+
+    def on_replace(self, objects: Sequence[Node]) -> None:
+        """Replace all nodes."""
+        self._state.replace_nodes(objects)
+        self._changed.update(node.metadata.name for node in objects)
+
+    def on_upsert(self, obj: Node) -> None:
+        """Set a node."""
+        self._state.set_node(obj)
+        self._changed.add(obj.metadata.name)
+
+    def on_delete(self, obj: Node) -> None:
+        """Remove a node, unless another one already has its name."""
+        known = self._state.node(obj.metadata.name)
+        if known is None or known.metadata.uid == obj.metadata.uid:
+            self._state.forget_node(obj.metadata.name)
+
+
+class _Pods:
+    """Puts pods into the state. changed: gets the names of nodes that are to be shown anew."""
+
+    def __init__(self, state: ClusterState, changed: set[str]) -> None:
+        self._state, self._changed = state, changed
+
+    def on_replace(self, objects: Sequence[Pod]) -> None:
+        """Replace all pods."""
+        self._state.replace_pods(objects)
+        self._changed.update(node.metadata.name for node in self._state.nodes())
+
+    def on_upsert(self, obj: Pod) -> None:
+        """Set a pod."""
+        self._state.set_pod(obj)
+        self._changed.add(obj.spec.node_name)
+
+    def on_delete(self, obj: Pod) -> None:
+        """Remove a pod."""
+        self._state.forget_pod(obj.metadata.uid)
+        self._changed.add(obj.spec.node_name)
+
+
+class ClusterInformers(Informers):
+    """The nodes and the pods that have not ended."""
+
+    def __init__(self, api: Api, state: ClusterState, changed: set[str]) -> None:
+        self.nodes = Informer(api, "/api/v1/nodes", Node, _Nodes(state, changed))
+        self.pods = Informer(
+            api, "/api/v1/pods", Pod, _Pods(state, changed), query={"fieldSelector": IN_CLUSTER}
+        )
+        self.by_collection = {"nodes": self.nodes, "pods": self.pods}
+
+
+class ClusterLive:
+    """What is known of a cluster now, and the viewers that are told of it.
+
+    Attributes:
+        looked_at: how many viewers look at each node.
+    """
+
+    def __init__(self, api: Api, name: str, clock: Callable[[], float] = time.time) -> None:
+        """Args: api: of the viewer, or of the dashboard's own account. name: of the cluster."""
+        self._api, self._name, self._clock = api, name, clock
+        self.state = ClusterState()
+        self._changed: set[str] = set()
+        self.informers = ClusterInformers(api, self.state, self._changed)
+        self.fanout = Fanout()
+        self.looked_at: dict[str, int] = {}
+        self.encoded: bytes | None = None
+        self._parts: dict[str, NodePart] = {}
+        self._readings: dict[str, NodeReading] = {}
+        self._queue: list[QueueRow] = []
+        self._summaries: list[NodeSummary] = []
+        self._workloads: list[Workload] = []
+        self._autoscaler: AutoscalerState | None = None
+        self._problems: dict[str, str] = {}
+        """Sentences by what is not known."""
+
+    async def run(self) -> None:
+        """Follow the cluster until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.informers.run())
+            for work, period in (
+                (self._publish, lambda: TICK_S),
+                (self._read_queue, lambda: QUEUE_S),
+                (self._read_surroundings, lambda: SURROUNDINGS_S),
+                (self._ask_all, lambda: period_s(len(self._parts))),
+                (self._ask_looked_at, lambda: LOOKED_AT_S),
+            ):
+                group.create_task(self._repeat(work, period))
+
+    async def _repeat(
+        self, work: Callable[[], Awaitable[None]], period_s: Callable[[], float]
+    ) -> None:
+        await asyncio.gather(
+            *(informer.synced.wait() for informer in self.informers.by_collection.values())
+        )
+        while True:
+            await work()
+            await asyncio.sleep(period_s())
+
+    # ---- reading ----
+
+    async def _read_queue(self) -> None:
+        """Take the queue from the scheduler, which knows expired reservations; without it compute it."""
+        try:
+            rows = await read_screen(self._api, "queue", QueueRow)
+            self._queue = self._computed_queue(await self._options()) if rows is None else rows
+            self._problems.pop("queue", None)
+        except (ApiError, ApiUnreachable) as why:
+            self._problems["queue"] = f"the queue is old: {why}"
+
+    async def _options(self) -> SchedulerOptions:
+        return await read_scheduler_options(self._api)
+
+    def _computed_queue(self, options: SchedulerOptions) -> list[QueueRow]:
+        return cluster_queue(self.snapshot(), options, self._clock())
+
+    async def _read_surroundings(self) -> None:
+        """Read what changes seldom."""
+        now = self._clock()
+        try:
+            trainings, services = await asyncio.gather(
+                read_training_objects(self._api, None), read_services(self._api, None)
+            )
+            jobs = training_jobs(trainings, now)
+            self._workloads = [*jobs, *service_versions(services, now)]
+            self._problems.pop("workloads", None)
+        except (ApiError, ApiUnreachable) as why:
+            self._problems["workloads"] = f"trainings and services are not known: {why}"
+        try:
+            self._autoscaler = await read_autoscaler(self._api)
+            self._problems.pop("autoscaler", None)
+        except (ApiError, ApiUnreachable, InvalidRecord) as why:
+            self._problems["autoscaler"] = f"what the autoscaler does is not known: {why}"
+        known = self._autoscaler
+        self._summaries = summarize_nodes(
+            self.snapshot(),
+            (known.status if known else None) or AutoscalerStatus(),
+            known.orders if known else {},
+        )
+        self._changed.update(self._parts)
+
+    async def _ask_all(self) -> None:
+        await self._ask([*filter(is_program, self.informers.pods.objects.values())], "readings")
+
+    async def _ask_looked_at(self) -> None:
+        programs = [
+            pod
+            for pod in self.informers.pods.objects.values()
+            if pod.spec.node_name in self.looked_at and is_program(pod)
+        ]
+        if programs:
+            await self._ask(programs, "")
+
+    async def _ask(self, programs: Sequence[Pod], subject: str) -> None:
+        answers = await ask_nodes(self._api, programs)
+        self._readings |= answers.readings
+        self._changed.update(answers.readings)
+        if subject:
+            self._problems[subject] = answers.problem
+
+    # ---- showing ----
+
+    def snapshot(self) -> ClusterSnapshot:
+        """Return the cluster as the command line reads it."""
+        nodes, pods = self.informers.nodes.objects, self.informers.pods.objects
+        return ClusterSnapshot.of(nodes.values(), pods.values(), state=self.state)
+
+    async def _publish(self) -> None:
+        self._refresh_parts()
+        now = self._clock()
+        self.encoded = _encode(world(self._view(), now))
+        self.fanout.publish("world", self.encoded)
+        if sum(len(part.tiles) for part in self._parts.values()) > MAX_CARDS:
+            self.fanout.publish("fleet", _encode(fleet(self._parts, now)))
+
+    def _refresh_parts(self) -> None:
+        """Make anew what nodes show that have changed."""
+        changed = {*self._changed}
+        self._changed.clear()
+        now, workloads = self._clock(), self._by_pod()
+        sharing = [shared.node.name for shared in self.state.shared_nodes()]
+        self._parts = {
+            name: self._parts[name]
+            if name in self._parts and name not in changed
+            else node_part(self.state, name, self._readings.get(name), workloads, now)
+            for name in sharing
+        }
+        for name in self._readings.keys() - self._parts.keys():
+            del self._readings[name]
+
+    def _by_pod(self) -> Mapping[tuple[str, str], Workload]:
+        return {
+            (workload.namespace, instance.pod): workload
+            for workload in self._workloads
+            for instance in workload.instances
+        }
+
+    def _view(self) -> ClusterView:
+        return ClusterView(
+            name=self._name,
+            version=__version__,
+            parts=self._parts,
+            queue=self._queue,
+            summaries=self._summaries,
+            seen_at={name: reading.at for name, reading in self._readings.items()},
+            notes={name: error for name in self._parts if (error := self.state.node_error(name))},
+            workloads=self._workloads,
+            problems=[*self._sentences()],
+        )
+
+    def _sentences(self) -> Iterator[str]:
+        yield from (f"the cluster is not up to date: {error}" for error in self.informers.errors)
+        yield from filter(None, self._problems.values())
+
+    def world(self) -> World | None:
+        """Return what the page shows now; None before the cluster was read once."""
+        if not self.informers.synced:
+            return None
+        self._refresh_parts()
+        return world(self._view(), self._clock())
+
+    def node(self, name: str) -> bytes:
+        """Return the cards of a node as JSON: the message `node`."""
+        return _encode(self._parts.get(name, NodePart()).tiles)

@@ -118,9 +118,15 @@ class ClusterLive:
         looked_at: how many viewers look at each node.
     """
 
-    def __init__(self, api: Api, name: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        api: Api,
+        name: str,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         """Args: api: of the viewer, or of the dashboard's own account. name: of the cluster."""
-        self._api, self._name, self._clock = api, name, clock
+        self._api, self._name, self._clock, self._sleep = api, name, clock, sleep
         self.state = ClusterState()
         self._changed: set[str] = set()
         self.informers = ClusterInformers(api, self.state, self._changed)
@@ -157,7 +163,7 @@ class ClusterLive:
         )
         while True:
             await work()
-            await asyncio.sleep(period_s())
+            await self._sleep(period_s())
 
     # ---- reading ----
 

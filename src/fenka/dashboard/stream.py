@@ -18,7 +18,7 @@ class Fanout:
 
     def __init__(self) -> None:
         self._viewers: set[_Viewer] = set()
-        self._latest: dict[str, bytes] = {}
+        self.latest: dict[str, bytes] = {}
         """The last frame by its event: what a new viewer gets at once."""
         self._closed = False
 
@@ -30,7 +30,7 @@ class Fanout:
     def publish(self, event: str, data: bytes) -> None:
         """Send a message to everybody. data: JSON without line breaks."""
         frame = b"event: %s\ndata: %s\n\n" % (event.encode(), data)
-        self._latest[event] = frame
+        self.latest[event] = frame
         for viewer in self._viewers:
             viewer.add(frame)
 
@@ -43,7 +43,7 @@ class Fanout:
     async def frames(self) -> AsyncGenerator[bytes]:
         """Yield what one viewer is sent, until `close`."""
         viewer = _Viewer()
-        for frame in self._latest.values():
+        for frame in self.latest.values():
             viewer.add(frame)
         self._viewers.add(viewer)
         try:

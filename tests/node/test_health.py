@@ -5,7 +5,8 @@ from pathlib import Path
 
 from fenka.core.inventory import Card
 from fenka.hardware.nvml import Reading
-from fenka.node.inventory import APPLICATION_XIDS, INFO_XIDS, CardHealth, is_fatal_xid
+from fenka.hardware.xids import APPLICATION_XIDS, INFO_XIDS, is_fatal_xid
+from fenka.node.inventory import CardHealth
 from tests.node.harness import FakeHardware, card
 
 

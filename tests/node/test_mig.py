@@ -16,6 +16,7 @@ from fenka.dialects.base import NVIDIA_GPU
 from fenka.dialects.lease_records import REFUSED
 from fenka.hardware import nvml_mig
 from fenka.hardware.nvml import GpuProcess, Hardware, Xid
+from fenka.isolation.driver_usage import ActivityTracker
 from fenka.node.driver import NodeDriver
 from fenka.node.lease import files as lease_files
 from fenka.node.lease.store import Lease
@@ -294,7 +295,9 @@ async def test_metrics_name_instances(library: Path, tmp_path: Path) -> None:
         (process / "cgroup").write_text(f"0::/kubepods/pod{pod['metadata']['uid']}/{'ab' * 32}\n")
         usage = Usage(lambda: [GpuProcess(uuid, 7, 50)], node.lease_files, dict, tmp_path)
         exporter, cards = Exporter("n1"), card_monitor(node)
-        await Monitor(node.node_api, node.store, cards, usage, exporter, ViolationPolicy()).sample()
+        activity, policy = ActivityTracker(lambda *_: None), ViolationPolicy()
+        monitor = Monitor(node.node_api, node.store, cards, usage, exporter, policy, activity)
+        await monitor.sample()
         registry = CollectorRegistry()
         registry.register(exporter)
         card = node.hardware.cards[0]

@@ -12,14 +12,14 @@ from fenka.dialects import base
 from fenka.hardware.card_spec import parse_spec
 from fenka.hardware.nvml import Driver, Hardware, Xid, XidListener
 from fenka.hardware.simulated_node import SimulatedNode
-from fenka.isolation.driver_usage import UnleasedMemory
+from fenka.isolation.driver_usage import ActivityTracker, UnleasedMemory
 from fenka.node import driver as node_driver
 from fenka.node.driver import NodeDriver
 from fenka.node.inventory import CardHealth
 from fenka.node.lease.store import LeaseStore
 from fenka.node.monitor.metrics import Exporter
 from fenka.node.monitor.monitor import HealthMonitor, Monitor, ViolationPolicy
-from fenka.node.monitor.usage import NodeUsage, SliceUsage, UnmanagedProcess
+from fenka.node.monitor.usage import NodeUsage, SliceUsage, UnmanagedProcess, Usage
 from tests.node.harness import NodeHarness, card, node_harness
 from tests.waiting import until
 
@@ -64,7 +64,11 @@ def monitor(
 ) -> Monitor:
     """Return a monitor with these violations."""
     policy = ViolationPolicy(evict=evict)
-    return Monitor(node.node_api, node.store, card_monitor(node), usage, exporter, policy)  # type: ignore[arg-type]
+    activity = ActivityTracker(lambda *_: None)
+    reader = cast("Usage", usage)
+    return Monitor(
+        node.node_api, node.store, card_monitor(node), reader, exporter, policy, activity
+    )
 
 
 def evictions(node: NodeHarness) -> list[Any]:
@@ -174,7 +178,8 @@ def test_xid_listener_returns_what_the_simulated_driver_reports(tmp_path: Path) 
     simulated = SimulatedNode.create(tmp_path / "node", parse_spec("T4*2"))
     simulated.start()
     try:
-        with Driver.open(simulated.library_dir) as driver, XidListener() as xids:
+        hardware = Hardware(lambda: Driver.open(simulated.library_dir))
+        with hardware.driver as driver, XidListener(hardware) as xids:
             assert xids.wait(0) is None
             simulated.raise_xid(1, 48)
             assert xids.wait(5000) == Xid(driver.cards()[1].uuid, 48)

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +14,12 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from fenka import __version__
 from fenka.core.request import Slice
 from fenka.core.units import MIB
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.isolation import driver_usage
-from fenka.isolation.driver_usage import UnleasedMemory
+from fenka.isolation.driver_usage import Activity, ActivityTracker, UnleasedMemory
 from fenka.isolation.lease_files import card_limits
 from fenka.node.lease import pod_processes
 from fenka.node.lease.store import Lease
@@ -254,8 +256,10 @@ def test_metrics_have_their_names_and_labels(tmp_path: Path, lease: Lease) -> No
     """Users build on them."""
     looks = usage(tmp_path, 50, iter(range(0, 100, 4)))
     looks.sample({"t": lease}, {}, (card(0),), {})
-    exporter = Exporter("n1")
-    readings = {str(card(0).uuid): Reading(card(0).uuid, 60, 30, 41, 33.5)}
+    exporter = Exporter("n1", lambda: ("550.163.01", "12.4"))
+    readings = {str(card(0).uuid): Reading(card(0).uuid, 60, 30, 41, 33.5, 70)}
+    exporter.activity = {("t", card(0).uuid): Activity(1000.5, 12.25, 1200)}
+    exporter.xids = Counter({(card(0).uuid, "program"): 2})
     exporter.sample = looks.sample({"t": lease}, {CONTAINER: "main"}, (card(0),), readings)
     registry = CollectorRegistry()
     registry.register(exporter)
@@ -264,6 +268,12 @@ def test_metrics_have_their_names_and_labels(tmp_path: Path, lease: Lease) -> No
     pod = 'namespace="default",node="n1",pod="a"'
     container = f'{{container="main",index="0",model="Tesla T4",{pod},{of_card}}}'
     alone = f'{{index="0",model="Tesla T4",node="n1",{of_card}}}'
+    own = f'version="{__version__}"'
+    versions = f'{{cuda_version="12.4",driver_version="550.163.01",node="n1",{own}}}'
+
+    def xid(kind: str) -> str:
+        return f'{{index="0",kind="{kind}",model="Tesla T4",node="n1",{of_card}}}'
+
     values = {
         line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
         for line in text.splitlines()
@@ -276,19 +286,82 @@ def test_metrics_have_their_names_and_labels(tmp_path: Path, lease: Lease) -> No
         f"fenka_container_gpu_utilization_ratio{container}": 0.25,
         f"fenka_container_gpu_busy_ratio{container}": 0.25,
         f"fenka_container_gpu_processes{container}": 1,
+        f"fenka_container_gpu_start_timestamp_seconds{container}": 1000.5,
+        f"fenka_container_gpu_last_active_timestamp_seconds{container}": 1200,
+        f"fenka_container_gpu_busy_seconds_total{container}": 12.25,
+        f"fenka_container_gpu_throttled_seconds_total{container}": 0,
+        f"fenka_container_gpu_out_of_memory_total{container}": 0,
         f"fenka_card_memory_total_bytes{alone}": 15079 * MIB,
         f"fenka_card_memory_used_bytes{alone}": 60 * MIB,
         f"fenka_card_memory_allocated_bytes{alone}": 100 * MIB,
         f"fenka_card_utilization_ratio{alone}": 0.3,
         f"fenka_card_temperature_celsius{alone}": 41,
         f"fenka_card_power_watts{alone}": 33.5,
+        f"fenka_card_power_limit_watts{alone}": 70,
         f"fenka_card_healthy{alone}": 1,
         f"fenka_card_cordoned{alone}": 0,
+        f"fenka_card_xid_errors_total{xid('card')}": 0,
+        f"fenka_card_xid_errors_total{xid('program')}": 2,
+        f"fenka_card_xid_errors_total{xid('note')}": 0,
+        f"fenka_node_info{versions}": 1,
         'fenka_node_violations_total{kind="memory_limit"}': 0,
         'fenka_node_violations_total{kind="compute_limit"}': 0,
         'fenka_node_violations_total{kind="unmanaged_process"}': 0,
     }
     assert NodeUsage().usages == ()
+
+
+@pytest.mark.parametrize(
+    ("compute", "burst_percent", "weighted", "ratios"),
+    [
+        (0, 0, False, (None, None)),
+        (40, 0, False, (0.4, 0.4)),
+        (20, 60, False, (0.6, 0.2)),
+        (20, 100, False, (None, 0.2)),
+        (30, 0, True, (None, None)),
+    ],
+)
+def test_limit_and_promise_of_compute_are_absent_when_there_is_none(
+    compute: int, burst_percent: int, weighted: bool, ratios: tuple[float | None, float | None]
+) -> None:
+    """A soft share is promised less than it may use; a weight promises nothing and limits nothing."""
+    slices = [Slice(0, card(0).uuid, 100, compute)]
+    lease = Lease(
+        *(POD, "default", "a", "main", slices, slices, {}, "", {}, burst_percent),
+        weighted=weighted,
+    )
+    exporter = Exporter("n1")
+    exporter.sample = NodeUsage((SliceUsage("t", lease, slices[0], 0, 0, 0, None),), (card(0),))
+    labels = {"namespace": "default", "pod": "a", "container": "main", "node": "n1"}
+    labels |= {"uuid": card(0).uuid, "index": "0", "model": card(0).model}
+    names = "compute_limit_ratio", "compute_promised_ratio"
+    assert ratios == tuple(
+        exporter.registry.get_sample_value(f"fenka_container_gpu_{name}", labels) for name in names
+    )
+
+
+def test_activity_is_that_of_the_last_look_with_card_time() -> None:
+    """Before the first use: the granting, or the program's start after a restart. Unmeasured: not known."""
+    clock, busy = iter((100.0, 110.0, 120.0, 130.0, 140.0)), {"young": 0.0, "old": 7.0, "new": 0.5}
+    tracker = ActivityTracker(lambda lease, _: busy.get(lease), lambda: next(clock))
+    started = {("young", "c"): 105.0, ("old", "c"): 50.0, ("unmeasured", "c"): 50.0}
+    busy["old"] = 0.0
+    first = tracker.observe(started)
+    assert first == {
+        ("young", "c"): Activity(105, 0, 105),
+        ("old", "c"): Activity(50, 0, 100),
+        ("unmeasured", "c"): Activity(50),
+    }
+    busy["old"] = 2.5
+    second = tracker.observe(started)
+    assert second["old", "c"] == Activity(50, 2.5, 120, 0.25)
+    assert second["young", "c"] == Activity(105, 0, 105, 0)
+    assert tracker.observe({("old", "c"): 50.0, ("new", "c"): None}) == {
+        ("old", "c"): Activity(50, 2.5, 120, 0),
+        ("new", "c"): Activity(None, 0.5, 130),
+    }
+    busy["new"] = 0.5
+    assert tracker.observe({("new", "c"): 135.0})["new", "c"] == Activity(135, 0.5, 135, 0)
 
 
 GPU_MANAGERS = """\
@@ -327,7 +400,7 @@ def test_metrics_in_gpu_managers_names_are_unchanged() -> None:
     registry.register(exporter)
     text = generate_latest(registry).decode()
     start = text.index("# HELP container_gpu_utilization")
-    assert text[start : text.index("# HELP fenka_node_violations")] == GPU_MANAGERS
+    assert text[start:] == GPU_MANAGERS
 
 
 async def test_port_serves_metrics_and_readiness(unused_tcp_port: int) -> None:

@@ -240,6 +240,8 @@ async def test_metrics() -> None:
             'fenka_scheduler_binds_total{outcome="bound"} 1.0',
             'fenka_scheduler_request_seconds_count{verb="bind"} 1.0',
             "fenka_scheduler_leading 1.0",
+            "fenka_scheduler_wait_seconds_count 1.0",
+            'fenka_scheduler_namespace_waiting_pods{namespace="default"} 1.0',
         ):
             name, value = line.rsplit(" ", 1)
             found = [it for it in text.splitlines() if it.startswith(name)]
@@ -382,6 +384,9 @@ async def test_later_pod_waits_when_an_earlier_one_is_pending() -> None:
         for line in (
             'fenka_scheduler_waiting_position{namespace="default",pod="head"} 1.0',
             'fenka_scheduler_waiting_position{namespace="default",pod="later"} 2.0',
+            'fenka_scheduler_waiting_reasons{reason="memory"} 1.0',
+            'fenka_scheduler_waiting_reasons{reason="reserved"} 1.0',
+            'fenka_scheduler_waiting_reasons{reason="cpu"} 0.0',
             "fenka_scheduler_bypassed_seconds 0.0",
             "fenka_scheduler_max_penalty_seconds 3600.0",
         ):

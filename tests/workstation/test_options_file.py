@@ -53,13 +53,16 @@ def test_command_line_has_precedence_over_the_file(
 
 def test_each_mistake_has_a_sentence(station: Workstation, write: Callable[[str], Path]) -> None:
     """The daemon does not start, and starts nothing, before all are mended."""
-    path = write('simulat = "T4"\nonly = "0"\npolicy = "first"\nunit = 4\ncolour = 1\n')
+    path = write(
+        'simulat = "T4"\nonly = "0"\npolicy = "first"\nunit = 4\ncolour = 1\nmetrics-port = "9"\n'
+    )
     sentences = (
         f"{path}: there is no option simulat: did you mean simulate?; "
         f"{path}: only must be a list of words, not '0'; "
         f"{path}: no policy is called first: choose one of binpack, spread; "
         f"{path}: unit must be a word, not 4; "
-        f"{path}: there is no option colour: there are simulate, policy, unit, only, mig, driver"
+        f"{path}: there is no option colour: there are simulate, policy, unit, only, mig, driver, "
+        f"metrics-port; {path}: metrics-port must be a number, not '9'"
     )
     for words in (("--show-config",), ("--background",), ()):
         result = station.fenka("daemon", *words)

@@ -19,6 +19,7 @@ from fenka.jobs.kubernetes.checks import ClusterDefaults
 from fenka.node.config import NodeConfig
 from fenka.scheduler.main import ServerOptions
 from fenka.workstation.files import DaemonConfig
+from fenka.workstation.main import option_name
 from tools.reference.markdown import MissingEntry, code, page, sentence, table
 
 HEAD = ("field", "type", "default", "meaning")
@@ -55,7 +56,7 @@ def configuration_page() -> str:
         option = "" if kind is DaemonConfig else "--"
         rows = [
             (
-                code(option + (field.name.replace("_", "-") if option else field.encode_name)),
+                code(option + option_name(field.name)),
                 _type(field.type),
                 _default(field),
                 _described(kind, field),

@@ -11,7 +11,9 @@ from fenka.dialects import gpu_manager
 from tools.reference.markdown import SOURCE, MissingEntry, code, page, sentence, table
 
 PROGRAMS = {
+    "node program and of the workstation's daemon": "server/gpu_metrics.py",
     "node program": "node/monitor/metrics.py",
+    "scheduler and of the workstation's daemon": "server/queue_metrics.py",
     "scheduler": "scheduler/metrics.py",
     "autoscaler": "autoscaler/metrics.py",
     "gateway": "gateway/metrics.py",
@@ -61,6 +63,7 @@ def metrics_page() -> str:
         parts += [f"## Of the {program}", table(head, rows)]
     first = (
         "Each metric that fenka's programs serve at `/metrics`. "
+        "The workstation's daemon has a namespace for each user and a pod for each job. "
         "The pages [monitor](../do/monitor.md) and [events](events.md) say what to watch."
     )
     return page("Metrics", first, "the modules `metrics.py`", *parts)

@@ -98,10 +98,18 @@ class Unschedulable:
 def counts_sentence(counts: Counter[ReasonCode]) -> str:
     """Return `0/8 GPUs fit: 5 too little memory, 2 cordoned, 1 unhealthy`."""
     total = sum(counts.values())
-    # The most frequent first; equal counts in the order of declaration.
-    parts = sorted(counts.items(), key=lambda item: (-item[1], _ORDER[item[0]]))
-    listed = ", ".join(f"{count} {code.value}" for code, count in parts)
+    listed = ", ".join(f"{count} {code.value}" for code, count in _by_count(counts))
     return f"0/{total} GPUs fit: {listed}" if total else "there is no GPU"
+
+
+def main_reason(counts: Counter[ReasonCode]) -> ReasonCode | None:
+    """Return the reason that the sentence names first; None if there is no card."""
+    return next((code for code, _ in _by_count(counts)), None)
+
+
+def _by_count(counts: Counter[ReasonCode]) -> list[tuple[ReasonCode, int]]:
+    """Return the most frequent first, equal counts in the order of declaration."""
+    return sorted(counts.items(), key=lambda item: (-item[1], _ORDER[item[0]]))
 
 
 _ORDER = {code: position for position, code in enumerate(ReasonCode)}

@@ -160,6 +160,8 @@ class Reading:
     """Percent of time in which a kernel ran, over about the last second, depending on the model."""
     temperature_c: int | None
     power_w: float | None
+    power_limit_w: float | None = None
+    """The limit that the driver enforces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,42 +363,52 @@ class Driver:
 class XidListener:
     """Receives XIDs, the driver's error numbers, of all cards that report them. A context manager.
 
-    Raises DriverLost.
+    It belongs to one open driver, and raises DriverLost once that was closed, or no longer answers.
     """
 
     @_translated_errors()
-    def __init__(self) -> None:
+    def __init__(self, hardware: "Hardware") -> None:
+        self._hardware = hardware
         self._waiting = threading.Lock()
-        self._set = pynvml.nvmlEventSetCreate()
-        for _, handle in _handles():
-            # A card that reports none does not prevent the others from being received.
-            _or_none(
-                pynvml.nvmlDeviceRegisterEvents,
-                handle,
-                pynvml.nvmlEventTypeXidCriticalError,
-                self._set,
-            )
+        with hardware.in_use() as self._driver:
+            self._set = pynvml.nvmlEventSetCreate()
+            for _, handle in _handles():
+                # A card that reports none does not prevent the others from being received.
+                _or_none(
+                    pynvml.nvmlDeviceRegisterEvents,
+                    handle,
+                    pynvml.nvmlEventTypeXidCriticalError,
+                    self._set,
+                )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         # Another thread may still wait in it, up to its own timeout.
-        with self._waiting, contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlEventSetFree(self._set)
+        with (
+            self._waiting,
+            self._hardware.in_use() as driver,
+            contextlib.suppress(pynvml.NVMLError),
+        ):
+            if driver is self._driver:
+                pynvml.nvmlEventSetFree(self._set)
 
     @_translated_errors()
     def wait(self, milliseconds: int) -> Xid | None:
         """Return a card's XID; None if there is none within this time."""
         try:
-            with self._waiting:
+            # A driver that is closed meanwhile would be unloaded under this thread.
+            with self._waiting, self._hardware.in_use() as driver:
+                if driver is not self._driver:
+                    raise DriverLost("the driver was opened again")
                 event = pynvml.nvmlEventSetWait_v2(self._set, milliseconds)
-            gpu = int(event.gpuInstanceId)
-            return Xid(
-                pynvml.nvmlDeviceGetUUID(event.device),
-                int(event.eventData),
-                None if gpu == _NO_INSTANCE else gpu,
-            )
+                gpu = int(event.gpuInstanceId)
+                return Xid(
+                    pynvml.nvmlDeviceGetUUID(event.device),
+                    int(event.eventData),
+                    None if gpu == _NO_INSTANCE else gpu,
+                )
         except (pynvml.NVMLError_Timeout, pynvml.NVMLError_GpuIsLost):
             return None
 
@@ -531,6 +543,7 @@ def _reading(handle: Any) -> Reading:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     rates = _or_none(pynvml.nvmlDeviceGetUtilizationRates, handle)
     power = _or_none(pynvml.nvmlDeviceGetPowerUsage, handle)
+    power_limit = _or_none(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return Reading(
         uuid=pynvml.nvmlDeviceGetUUID(handle),
         used_mib=memory.used // MIB,
@@ -539,6 +552,7 @@ def _reading(handle: Any) -> Reading:
             pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
         ),
         power_w=None if power is None else power / 1000,
+        power_limit_w=None if power_limit is None else power_limit / 1000,
     )
 
 
@@ -586,6 +600,11 @@ class Hardware:
             overhead = by_model[card.model]
             if overhead is not None:
                 self.context_mib[card.uuid] = overhead
+
+    @property
+    def versions(self) -> tuple[str, str]:
+        """Return the driver's version, and the newest CUDA version that it supports."""
+        return self.driver.version, self.driver.cuda_version
 
     def readings(self) -> dict[str, Reading]:
         """Return the cards' readings by UUID. Raises NoDriver."""

@@ -81,6 +81,15 @@ class Account:
         """Totals by the card's number in the lease."""
         return total_memory(self.processes, self.released_bytes)
 
+    def counts(self, card: int) -> tuple[float, int] | tuple[None, None]:
+        """Return the seconds of throttling and the refused requests of a card; None if it was not readable.
+
+        card: Its number in the lease.
+        """
+        if card >= min(len(self.throttled_ns), len(self.out_of_memory)):
+            return None, None
+        return self.throttled_ns[card] / 1e9, self.out_of_memory[card]
+
 
 def total_memory(
     processes: Collection[AccountSlot], released: Collection[int] = ()

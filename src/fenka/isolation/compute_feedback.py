@@ -221,6 +221,10 @@ class ComputeFeedback:
         page = self._pages.get(lease)
         return page.busy_ns.get(uuid, 0) if page else 0
 
+    def busy_s(self, lease: str, uuid: str) -> float | None:
+        """Return the same in seconds; None if the driver does not measure processes on the card."""
+        return self.busy_ns(lease, uuid) / 1e9 if uuid in self._sampled_us else None
+
     def close(self) -> None:
         """Remove all leases."""
         for lease in list(self._pages):

@@ -5,7 +5,8 @@ so it proves nothing.
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -200,6 +201,78 @@ class UnleasedTracker:
             levels.unattributed.shown,
             self._programs.get(uuid, ()),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """A lease's use of a card so far.
+
+    Attributes:
+        started_at: Unix seconds of its granting; None if it is not known.
+        busy_s: card time used so far; None if the driver does not measure it.
+        last_active_at: Unix seconds of the last look at which that had grown; None as well.
+        share: of the card's time since the look before, 0 to 1; None at the first look, too.
+    """
+
+    started_at: float | None = None
+    busy_s: float | None = None
+    last_active_at: float | None = None
+    share: float | None = None
+
+
+NO_ACTIVITY = Activity()
+
+
+@dataclass(eq=False)
+class ActivityTracker:
+    """Remembers when leases last used a card.
+
+    Before it has seen one do so, that is its own start or, if it is later, the lease's granting: what was
+    before is not known after a restart.
+
+    Attributes:
+        busy_s: Returns how long a lease has used a card, by lease and the device's UUID; None if the
+            driver does not measure it.
+        clock: Unix seconds.
+    """
+
+    busy_s: Callable[[str, str], float | None]
+    clock: Callable[[], float] = time.time
+    _looked_at: float = field(init=False)
+    _known: Mapping[tuple[str, str], Activity] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._looked_at = self._began_at = self.clock()
+
+    def observe(
+        self, started_at: Mapping[tuple[str, str], float | None]
+    ) -> Mapping[tuple[str, str], Activity]:
+        """Look at leases, and return their activity. Others are forgotten.
+
+        started_at: When each was granted, by lease and the device's UUID; None if it is not known.
+        """
+        now = self.clock()
+        seconds, self._looked_at = now - self._looked_at, now
+        self._known = {
+            key: self._observe(self._known.get(key, NO_ACTIVITY), at, self.busy_s(*key), seconds)
+            for key, at in started_at.items()
+        }
+        return self._known
+
+    def _observe(
+        self, before: Activity, started_at: float | None, busy_s: float | None, seconds: float
+    ) -> Activity:
+        if busy_s is None:
+            return Activity(started_at)
+        if busy_s > (before.busy_s or 0):
+            last_active_at = self._looked_at
+        else:
+            # The granting may become known only now.
+            last_active_at = max(before.last_active_at or self._began_at, started_at or 0)
+        share = None
+        if before.busy_s is not None and seconds > 0:
+            share = min(max(busy_s - before.busy_s, 0) / seconds, 1.0)
+        return Activity(started_at, busy_s, last_active_at, share)
 
 
 _Key = TypeVar("_Key")

@@ -16,36 +16,12 @@ from fenka.dialects import base, mig_records, nodes
 from fenka.dialects.base import SharedNode
 from fenka.dialects.mig_records import with_division
 from fenka.hardware.nvml import Hardware, NoDriver, Reading
+from fenka.hardware.xids import is_fatal_xid
 from fenka.isolation.driver_usage import UnleasedTracker
 from fenka.isolation.lease_files import decode_json, write_atomically
 from fenka.kubernetes.api_client import ApiError, ApiUnreachable
 from fenka.node.mig_instances import NodeInstances
 from fenka.node.node_api import RESET, NodeApi
-
-APPLICATION_XIDS: Mapping[int, str] = {
-    13: "a program's kernel failed",
-    31: "a program accessed memory that is not its own",
-    43: "a program's channel was stopped",
-    45: "channels were cleaned up after an earlier error",
-    68: "a program's video decoding failed",
-    69: "a program's kernel was refused",
-    94: "a memory error was contained: only the program that hit it ends",
-    109: "switching between programs took too long",
-}
-"""Errors of a program, or that concern only one program: the card is not affected."""
-
-INFO_XIDS: Mapping[int, str] = {
-    63: "a row of memory will be replaced at the next reset",
-    92: "many corrected memory errors",
-}
-"""Logged; the card stays usable."""
-
-LOST_XID = 79
-
-
-def is_fatal_xid(xid: int) -> bool:
-    """Return whether a card that reports this XID is unusable: every XID not known to be harmless."""
-    return xid not in APPLICATION_XIDS and xid not in INFO_XIDS
 
 
 class CardHealth:

@@ -23,6 +23,7 @@ from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.formats.quantities import parse_unit
 from fenka.hardware.card_lock import MACHINE
 from fenka.hardware.nvml import XidListener
+from fenka.isolation.driver_usage import ActivityTracker
 from fenka.isolation.lease_files import admit_containers, install_native
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.mig.keeper import InstanceKeeper
@@ -298,21 +299,22 @@ async def _serve(
                 kill=pod_processes.kill_pods if config.end_overdue else None,
             )
         )
-        exporter = Exporter(config.name)
+        exporter = Exporter(config.name, lambda: hardware.versions)
         cards = HealthMonitor(api, health, program.inventory, instances, program.trigger)
         usage = Usage(hardware.processes, files, driver.busy_ns(hardware, health))
-        policy = ViolationPolicy(
-            evict=config.over_limit == "evict", kill=config.unmanaged_process == "kill"
-        )
-        monitor = Monitor(api, store, cards, usage, exporter, policy)
+        evict, kill = config.over_limit == "evict", config.unmanaged_process == "kill"
+        policy = ViolationPolicy(evict=evict, kill=kill)
+        feedback = FeedbackLoop(hardware.busy_samples, files)
+        activity = ActivityTracker(feedback.busy_s)
+        monitor = Monitor(api, store, cards, usage, exporter, policy, activity)
         work = (
-            FeedbackLoop(hardware.busy_samples, files).run(store, api),
+            feedback.run(store, api),
             api.run(),
             *(plugin.run() for plugin in program.plugins.values()),
             program.agent.run(),
             instances.run(),
             monitor.run(),
-            cards.listen(XidListener),
+            cards.listen(lambda: XidListener(hardware)),
             SpotFollower(api, _metadata_clients(config), config.spot_notices).run(),
             _warn_of_runtime(config, api),
         )

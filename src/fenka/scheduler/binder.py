@@ -65,6 +65,9 @@ SETTLE_S = 1.0
 
 NOT_FOUND, CONFLICT = 404, 409
 
+OUTCOMES = "bound", "refused", "failed", "unknown"
+"""Of a binding. The last one is found out by reading the pod."""
+
 
 class WritePermission(Protocol):
     """Whether this replica may write."""
@@ -124,7 +127,9 @@ class Binder:
         self._clock, self._now_ns, self._sleep = clock, now_ns, sleep
         self._running: dict[tuple[str, str, str], asyncio.Task[str]] = {}
         self.outcomes = Counter[str]()
-        """The number of bindings by outcome: bound, refused, failed, unknown."""
+        """The number of bindings by outcome."""
+        self.on_bound: Callable[[Pod], object] = lambda _: None
+        """Called with each pod that is certainly bound."""
 
     async def bind(self, args: ExtenderBindingArgs) -> str:
         """Bind a pod to a node, and return the error; empty if it is bound.
@@ -167,12 +172,17 @@ class Binder:
             outcome = await self._send(self._pods().get(args.uid) or known, args)
             if isinstance(outcome, _BindAttempt):
                 self.outcomes["unknown"] += 1
-                return await self._resolve_unknown(outcome)
+                outcome = await self._resolve_unknown(outcome)
+                if not outcome:
+                    self.on_bound(known)
+                return outcome
         except (ApiError, ApiUnreachable) as why:
             # Nothing was assumed: the pod could not even be read.
             self.outcomes["failed"] += 1
             return str(why)
         self.outcomes["refused" if outcome else "bound"] += 1
+        if not outcome:
+            self.on_bound(known)
         return outcome
 
     async def _send(self, pod: Pod, args: ExtenderBindingArgs) -> str | _BindAttempt:

@@ -149,6 +149,7 @@ def http_server(replica: SchedulerReplica, access: Access) -> Server:
         lambda: leadership.leading,
         (lambda: credentials.expires_at) if credentials else dict,
     )
+    replica.binder.on_bound = metrics.observe_bound
     parts = replica.cluster, replica.queue, replica.extender, replica.binder
     pods = replica.informers.pods
     return Server(*parts, leadership, metrics, access, lambda: list(pods.objects.values()))

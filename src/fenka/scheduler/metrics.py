@@ -1,19 +1,27 @@
 """Prometheus metrics. Their names and meaning are listed in docs/reference/metrics.md."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import Metric
 
 from fenka.cluster.objects import Pod, seconds
+from fenka.cluster.queue_snapshot import QueueEntry
 from fenka.cluster.state import ClusterState
 from fenka.core.inventory import Card
 from fenka.core.units import MIB
 from fenka.dialects.base import SharedNode, driver_uuid
+from fenka.scheduler.binder import OUTCOMES
 from fenka.scheduler.informers import ClusterInformers
 from fenka.scheduler.queue_controller import QueueController
 from fenka.server.metrics import ProgramMetrics
+from fenka.server.queue_metrics import (
+    PendingSample,
+    pending_metrics,
+    reason_metric,
+    wait_histogram,
+)
 
 SHOWN = 50
 """Positions that are shown, so that the number of series is bounded."""
@@ -71,12 +79,21 @@ class SchedulerMetrics(ProgramMetrics):
             buckets=BUCKETS,
             registry=self.registry,
         )
+        self.waits = wait_histogram(self.registry)
+        self._counted: Sequence[QueueEntry] = ()
+        """The queue when its reasons were counted: each takes a look at all cards."""
+        self._reasons = reason_metric(())
         self.forwarded = Counter(
             "fenka_scheduler_forwarded",
             "Calls that were forwarded to the leader, by verb",
             ["verb"],
             registry=self.registry,
         )
+
+    def observe_bound(self, pod: Pod) -> None:
+        """Record how long a pod has waited that is bound now."""
+        now = time.time()
+        self.waits.observe(max(now - (seconds(pod.metadata.creation_timestamp) or now), 0))
 
     def text(self) -> Iterator[bytes]:
         """Yield the metrics in Prometheus' format, in parts."""
@@ -87,14 +104,14 @@ class SchedulerMetrics(ProgramMetrics):
         """Return the metrics of the replica and of the queue."""
         leading = self._is_leading()
         yield self.gauge("leading", "1 on the replica that binds", leading)
-        yield from self._pending_pods()
+        yield from pending_metrics(*self._pending_pods())
         if leading:
             yield from self._positions()
         yield self.counters(
             "binds",
             "Bindings by outcome",
             ["outcome"],
-            (((outcome,), count) for outcome, count in self._outcomes.items()),
+            (((outcome,), self._outcomes.get(outcome, 0)) for outcome in OUTCOMES),
         )
         yield self.gauges(
             "watch_age_seconds",
@@ -134,17 +151,23 @@ class SchedulerMetrics(ProgramMetrics):
             if instance.parent == card.uuid
         )
 
-    def _pending_pods(self) -> Iterator[Metric]:
+    def _pending_pods(self) -> tuple[list[PendingSample], float]:
         now = time.time()
-        pods = [pod for pod in self._informers.pods.objects.values() if _is_pending(pod)]
-        created = (seconds(pod.metadata.creation_timestamp) or now for pod in pods)
-        oldest_s = now - min(created, default=now)
-        yield self.gauge("waiting_pods", "Pods that request a slice and have none", len(pods))
-        yield self.gauge("waiting_oldest_seconds", "Age of the oldest of them", oldest_s)
+        return [
+            PendingSample(pod.metadata.namespace, seconds(pod.metadata.creation_timestamp) or now)
+            for pod in self._informers.pods.objects.values()
+            if _is_pending(pod)
+        ], now
 
     def _positions(self) -> Iterator[Metric]:
         queue = self._queue.state
-        pending = [entry.pending for entry in queue.entries()[:SHOWN]]
+        entries = queue.entries()
+        first = entries[:SHOWN]
+        if entries is not self._counted:
+            rejections = [entry.unschedulable for entry in first if entry.unschedulable]
+            self._counted, self._reasons = entries, reason_metric(rejections)
+        yield self._reasons
+        pending = [entry.pending for entry in first]
         yield self.gauges(
             "waiting_position",
             f"Position of the first {SHOWN} pending pods: 1 is served next",

@@ -19,7 +19,7 @@ Selects the gangs to evict for pending requests of higher priority. Pure.
 Only trainings that use what others leave idle are evicted (`JobSpec.eviction_grace_s`), always as a whole.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fenka.core import queue
@@ -248,6 +248,8 @@ class Broker:
         self._allocations: dict[str, queue.Allocation] = {}
         self._reported: dict[str, tuple[queue.QueueStatus, JobQueued]] = {}
         """By queue id, the last status of each pending entry, and what its client was sent."""
+        self.on_granted: Callable[[Sequence[Job], float], object] = lambda *_: None
+        """Called with jobs that are granted together, and when."""
         self._evicted: set[str] = set()
         """Jobs that are being evicted. The next daemon selects them again."""
 
@@ -612,6 +614,7 @@ class Broker:
                 self._allocate(job, placement, now)
             del self._queue[queue_id]
             self._reported.pop(queue_id, None)
+            self.on_granted(jobs, now)
             effects.append(GrantLease(tuple(jobs)))
         for status in result.pending:
             first, reason = self._entries[status.id][0], self._pending_reason(status)

@@ -115,6 +115,8 @@ class ViolationDetector:
         )
         self._clock, self._sampled_at = clock, clock()
         self._busy_ns: dict[tuple[str, str], int] = {}
+        self.counts = {"memory_limit": 0, "compute_limit": 0, "unmanaged_process": 0}
+        """How often each kind was seen so far."""
 
     def sample(
         self,
@@ -137,12 +139,14 @@ class ViolationDetector:
         sentences: dict[str, list[str]] = {}
         for key in sorted(self._memory.observe(_exceeds_memory(slices, processes, contexts_mib))):
             job, piece = slices[key]
+            self.counts["memory_limit"] += 1
             sentences.setdefault(job.id, []).append(
                 f"holds {processes.used_mib(*key)} MiB of card {piece.card} by the driver's account, "
                 f"more than its {piece.memory_mib} MiB"
             )
         for key in sorted(self._compute.observe(*self._compute_excess(slices, busy_ns))):
             job, piece = slices[key]
+            self.counts["compute_limit"] += 1
             sentences.setdefault(job.id, []).append(
                 f"has had more than its {job.spec.gpu.core} % of the time of card {piece.card} by the "
                 "driver's account"
@@ -150,6 +154,7 @@ class ViolationDetector:
         for job in jobs:
             pids = (process.pid for process in processes.by_lease.get(job.id, ()))
             if job.shim_inode and (unmanaged := driver_usage.without_shim(pids, job.shim_inode)):
+                self.counts["unmanaged_process"] += len(unmanaged)
                 sentences.setdefault(job.id, []).append(
                     f"uses a card without fenka's library, so without its limit: process "
                     f"{', '.join(map(str, unmanaged))}"
@@ -276,6 +281,11 @@ class CardObserver:
         """Return what the driver and the last check for violations report. Raises NoDriver."""
         unleased = {uuid: self.unleased(uuid) for uuid in readings}
         return CardsSample(readings, self.gpu_processes(), self._violations, unleased)
+
+    @property
+    def violations(self) -> Mapping[str, int]:
+        """How often each kind of violation was seen so far."""
+        return self._detector.counts
 
     async def check_violations(self, jobs: Collection[Job]) -> None:
         """Look once for jobs that exceed their limits. Raises NoDriver."""

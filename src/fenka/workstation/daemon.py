@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fenka.hardware.card_spec import NodeError
 from fenka.hardware.nvml import Hardware, NoDriver
@@ -30,6 +31,9 @@ from fenka.workstation.lifetime import ShutdownSignals, log_unhandled
 from fenka.workstation.paths import Runtime
 from fenka.workstation.presence import Presence
 from fenka.workstation.snapshot import snapshot
+
+if TYPE_CHECKING:
+    from fenka.workstation.monitor.metrics import WorkstationMetrics
 
 HEALTH_PERIOD_S = 5.0
 """Between two checks of the cards."""
@@ -97,6 +101,7 @@ class Daemon:
             self._snapshot,
             self._stopped,
         )
+        self._metrics = self._open_metrics()
         self._connections = Connections(runtime, quotas, self.handler)
         self._presence = Presence(runtime, self.record)
         self.name: socket.socket | None = None
@@ -131,9 +136,11 @@ class Daemon:
         loops = (
             *(self._health_loop(), self._feedback_loop(), self._namespace_loop()),
             self._presence_loop(),
+            *([self._metrics.listen()] if self._metrics else []),
         )
         tasks = [asyncio.create_task(loop) for loop in loops]
-        async with server, by_name or contextlib.nullcontext():
+        serving = self._metrics.serving() if self._metrics else contextlib.nullcontext()
+        async with server, by_name or contextlib.nullcontext(), serving:
             await self._stopped.wait()
         signals.detach()
         await self._controller.changes.driver.finish()
@@ -144,6 +151,17 @@ class Daemon:
         self._running.record(self._controller.ended_by_restart())
         self._controller.close()
         self._processes.close()
+
+    def _open_metrics(self) -> "WorkstationMetrics | None":
+        if self.config.metrics_port is None:
+            return None
+        # An HTTP server would cost each daemon 20 MB.
+        from fenka.workstation.monitor.metrics import WorkstationMetrics
+
+        return WorkstationMetrics(
+            *(self.config.metrics_port, self.runtime, self.hardware, self.broker),
+            self._feedback.busy_s,
+        )
 
     async def _listen(self) -> asyncio.Server:
         # The runtime directory is locked, so a socket in it belonged to a daemon that was killed.
@@ -173,6 +191,7 @@ class Daemon:
 
     async def _health_loop(self) -> None:
         """Check cards and jobs, so that a card that comes back is leased without a request."""
+        self._update_metrics()
         while True:
             await asyncio.sleep(HEALTH_PERIOD_S)
             with contextlib.suppress(OSError):
@@ -181,6 +200,14 @@ class Daemon:
             with contextlib.suppress(NoDriver, NodeError, OSError):
                 self._controller.observe_cards()
                 await self._cards.check_violations(self.broker.placed())
+            self._update_metrics()
+
+    def _update_metrics(self) -> None:
+        if self._metrics is None:
+            return
+        with contextlib.suppress(NoDriver, NodeError, OSError):
+            readings = self._controller.observe_cards()
+            self._metrics.update(self._cards.sample(readings), self._cards.violations)
 
     async def _record_running(self) -> None:
         jobs = self.broker.placed()

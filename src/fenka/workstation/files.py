@@ -78,6 +78,13 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
             "linker or the distributions have it",
         ),
     ] = ""
+    metrics_port: Annotated[
+        int | None,
+        Meta(
+            title="PORT",
+            description="serve /metrics on this port of 127.0.0.1, to all users of the machine",
+        ),
+    ] = None
 
 
 class StateFile(msgspec.Struct, forbid_unknown_fields=True):

@@ -85,7 +85,7 @@ def load(runtime: Runtime) -> dict[str, Any]:
 
 def _read(content: dict[str, Any], options: dict[str, Any]) -> Iterator[str]:
     """Add the valid options, and yield a sentence for each other one."""
-    fields = {field.name: field for field in msgspec.structs.fields(DaemonConfig)}
+    fields = {option_name(field.name): field for field in msgspec.structs.fields(DaemonConfig)}
     for name, value in content.items():
         if name not in fields:
             similar = get_close_matches(name, fields)
@@ -93,19 +93,25 @@ def _read(content: dict[str, Any], options: dict[str, Any]) -> Iterator[str]:
             yield f"there is no option {name}: {hint}"
             continue
         try:
-            option = msgspec.convert(_words(value), get_args(fields[name].type)[0])
+            field = fields[name]
+            option = msgspec.convert(_words(value), get_args(field.type)[0])
             _CHECKS.get(name, lambda _: None)(option)
         except msgspec.ValidationError:
-            kind = (
-                "a list of words"
-                if isinstance(fields[name].default, type(msgspec.NODEFAULT))
-                else "a word"
-            )
+            kind = "a word"
+            if isinstance(field.default, type(msgspec.NODEFAULT)):
+                kind = "a list of words"
+            elif field.default is None:
+                kind = "a number"
             yield f"{name} must be {kind}, not {value!r}"
         except FenkaError as why:
             yield str(why)
         else:
-            options[name] = option
+            options[field.name] = option
+
+
+def option_name(field: str) -> str:
+    """Return an option, without dashes before it, by the field of DaemonConfig."""
+    return field.replace("_", "-")
 
 
 def _words(value: Any) -> Any:

@@ -271,11 +271,14 @@ def _show(runtime: Runtime, given: dict[str, Any]) -> None:
             if name in from_file
             else "default"
         )
-        print(f"{name} = {json.dumps(value, ensure_ascii=False)}  # {origin}")
+        if value is None:  # TOML has no word for it.
+            continue
+        print(f"{main.option_name(name)} = {json.dumps(value, ensure_ascii=False)}  # {origin}")
     running = files.load_config(runtime) if runtime.answers() else None
     for name, value in msgspec.structs.asdict(running).items() if running else ():
         if value != getattr(config, name):
-            print(f"# the running daemon has {name} = {json.dumps(value, ensure_ascii=False)}")
+            option = main.option_name(name)
+            print(f"# the running daemon has {option} = {json.dumps(value, ensure_ascii=False)}")
 
 
 def _words(config: DaemonConfig) -> list[str]:
@@ -283,7 +286,7 @@ def _words(config: DaemonConfig) -> list[str]:
     words: list[str] = []
     for name, value in msgspec.structs.asdict(config).items():
         for word in filter(None, value if isinstance(value, list) else [value]):
-            words += [f"--{name}", word]
+            words += [f"--{main.option_name(name)}", str(word)]
     return words
 
 

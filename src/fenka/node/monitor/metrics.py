@@ -1,124 +1,90 @@
 """The metrics of a node: its cards, and what containers use of them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
-from fenka.core.inventory import Card
+from fenka.core.inventory import WHOLE_COMPUTE, Card
 from fenka.core.mig.layouts import flexibility
 from fenka.core.units import MIB
 from fenka.dialects import gpu_manager
 from fenka.dialects.gpu_manager import Metric as GpuManagerMetric
 from fenka.dialects.mig_records import DividedCard
+from fenka.isolation.driver_usage import NO_ACTIVITY, Activity
 from fenka.node.lease.store import Lease
 from fenka.node.mig_instances import ObservedInstance
 from fenka.node.monitor.usage import NodeUsage, SliceUsage
-from fenka.server.metrics import ProgramMetrics
+from fenka.server.gpu_metrics import (
+    CARD,
+    INSTANCE,
+    CardSample,
+    GpuMetrics,
+    Rows,
+    SliceSample,
+    add_rows,
+    scaled,
+)
 
-_CARD = ("uuid", "index", "model", "node")
-_INSTANCE = ("gi", "ci", "profile")
-"""Only slices of MIG instances have these."""
-_CONTAINER = ("namespace", "pod", "container", *_CARD, *_INSTANCE)
 
+class Exporter(GpuMetrics):
+    """Renders the last sample of a node.
 
-class Exporter(ProgramMetrics):
-    """Renders the last sample. violations: how often each kind was reported."""
+    Attributes:
+        activity: what leases have used so far, by token and the device's UUID.
+    """
 
-    def __init__(self, node: str) -> None:
-        super().__init__()
-        self._node = node
+    def __init__(self, node: str, driver: Callable[[], tuple[str, str]] | None = None) -> None:
+        super().__init__(node, driver)
         self.sample = NodeUsage()
+        self.activity: Mapping[tuple[str, str], Activity] = {}
         self.divided: Sequence[DividedCard] = ()
         self.instances: Sequence[ObservedInstance] = ()
-        self.violations = {"memory_limit": 0, "compute_limit": 0, "unmanaged_process": 0}
 
     def collect(self) -> Iterable[Metric]:
         """Implement prometheus_client's Collector."""
-        yield from self._containers()
-        yield from self._cards()
+        self.cards, self.slices = self._card_samples(), self._slice_samples()
+        yield from super().collect()
         yield from self._divided_cards()
         yield from self._instances()
         yield from self._gpu_manager_metrics()
-        violations = CounterMetricFamily(
-            "fenka_node_violations",
-            "Violations of limits, by kind.",
-            labels=("kind",),
-        )
-        for kind, count in self.violations.items():
-            violations.add_metric((kind,), count)
-        yield violations
 
-    def _containers(self) -> Iterator[Metric]:
-        columns: Sequence[tuple[str, str, Callable[[SliceUsage], float | None]]] = (
-            ("memory_limit_bytes", "Limit of card memory.", lambda usage: usage.limit_bytes),
-            (
-                "memory_held_bytes",
-                "Card memory in use, as its programs report.",
-                lambda usage: usage.self_reported_bytes,
-            ),
-            (
-                "memory_used_bytes",
-                "Card memory in use, as the driver reports.",
-                lambda usage: usage.driver_reported_bytes,
-            ),
-            (
-                "utilization_ratio",
-                "Share of the card's time, 0 to 1.",
-                lambda usage: usage.compute,
-            ),
-            (
-                "busy_ratio",
-                "Share of the slice's time in use, 0 to 1: the card's if the slice reserves no share.",
-                lambda usage: usage.busy,
-            ),
-            ("processes", "Processes on the card.", lambda usage: usage.processes),
-        )
+    def _card_samples(self) -> list[CardSample]:
+        allocated = Counter[str]()
+        for usage in self.sample.usages:
+            allocated[usage.card] += usage.requested_bytes
+        return [
+            CardSample(card, self.sample.readings.get(card.uuid), allocated[card.uuid])
+            for card in self.sample.cards
+        ]
+
+    def _slice_samples(self) -> list[SliceSample]:
         cards: dict[str, Card] = {card.uuid: card for card in self.sample.cards}
         instances = {instance.uuid: instance for instance in self.instances}
-        rows = []
-        for usage in self.sample.usages:
-            card = cards.get(usage.card)
-            if card is not None:
-                labels = self._labels(card, usage.device)
-                of_instance = _instance_labels(instances.get(usage.device))
-                rows.append(((*_container(usage.lease), *labels, *of_instance), usage))
-        for name, text, value in columns:
-            values = ((labels, value(usage)) for labels, usage in rows)
-            yield _gauge(f"fenka_container_gpu_{name}", text, _CONTAINER, values)
-
-    def _cards(self) -> Iterator[Metric]:
-        allocated: dict[str, int] = {}
-        for usage in self.sample.usages:
-            allocated[usage.card] = allocated.get(usage.card, 0) + usage.requested_bytes
-
-        def reading(name: str, scale: float = 1) -> Callable[[Card], float | None]:
-            def of(card: Card) -> float | None:
-                reading = self.sample.readings.get(card.uuid)
-                return None if reading is None else _scaled(getattr(reading, name), scale)
-
-            return of
-
-        columns: Sequence[tuple[str, str, Callable[[Card], float | None]]] = (
-            ("memory_total_bytes", "Total memory.", lambda card: card.memory_mib * MIB),
-            ("memory_used_bytes", "Memory in use by any process.", reading("used_mib", MIB)),
-            (
-                "memory_allocated_bytes",
-                "Memory allocated to containers.",
-                lambda card: allocated.get(card.uuid, 0),
-            ),
-            (
-                "utilization_ratio",
-                "Share of time in which a kernel ran.",
-                reading("utilisation", 0.01),
-            ),
-            ("temperature_celsius", "Temperature.", reading("temperature_c")),
-            ("power_watts", "Power draw.", reading("power_w")),
-            ("healthy", "1 if the card is usable.", lambda card: float(card.healthy)),
-            ("cordoned", "1 if the card accepts no new pods.", lambda card: float(card.cordoned)),
-        )
-        for name, text, value in columns:
-            values = ((self._labels(card), value(card)) for card in self.sample.cards)
-            yield _gauge(f"fenka_card_{name}", text, _CARD, values)
+        return [
+            SliceSample(
+                _container(usage.lease),
+                card,
+                usage.device,
+                _instance_labels(instances.get(usage.device)),
+                usage.limit_bytes,
+                usage.self_reported_bytes,
+                usage.driver_reported_bytes,
+                usage.compute,
+                usage.busy,
+                usage.processes,
+                usage.limit_percent if usage.limit_percent < WHOLE_COMPUTE else None,
+                usage.requested_percent,
+                activity.busy_s,
+                usage.throttled_s,
+                usage.out_of_memory,
+                activity.started_at,
+                activity.last_active_at,
+            )
+            for usage in self.sample.usages
+            if (card := cards.get(usage.card)) is not None
+            for activity in [self.activity.get((usage.token, usage.device), NO_ACTIVITY)]
+        ]
 
     def _divided_cards(self) -> Iterator[Metric]:
         cards: dict[str, Card] = {card.uuid: card for card in self.sample.cards}
@@ -127,16 +93,16 @@ class Exporter(ProgramMetrics):
         for card in self.divided:
             if card.uuid not in cards:
                 continue
-            labels = self._labels(cards[card.uuid])
+            labels = self.labels(cards[card.uuid])
             for place, state in card.instances.items():
                 key = (*labels, place.profile.name, state)
                 counts[key] = counts.get(key, 0) + 1
             left = flexibility(card.geometry, card.instances) / flexibility(card.geometry, ())
             ratios.append((labels, float(left)))
         text = "MIG instances, by profile and state: own, unhealthy, leaving, foreign."
-        yield _gauge("fenka_card_instances", text, (*_CARD, "profile", "state"), counts.items())
+        yield _gauge("fenka_card_instances", text, (*CARD, "profile", "state"), counts.items())
         text = "How many more instances fit, all profiles weighted alike: 1 on an empty card."
-        yield _gauge("fenka_card_flexibility_ratio", text, _CARD, ratios)
+        yield _gauge("fenka_card_flexibility_ratio", text, CARD, ratios)
 
     def _instances(self) -> Iterator[Metric]:
         cards: dict[str, Card] = {card.uuid: card for card in self.sample.cards}
@@ -144,7 +110,7 @@ class Exporter(ProgramMetrics):
             (
                 (
                     instance.card,
-                    *self._labels(cards[instance.card], instance.uuid),
+                    *self.labels(cards[instance.card], instance.uuid),
                     *_instance_labels(instance),
                 ),
                 instance,
@@ -155,7 +121,7 @@ class Exporter(ProgramMetrics):
 
         def used(instance: ObservedInstance) -> float | None:
             reading = self.sample.readings.get(instance.uuid)
-            return None if reading is None else _scaled(reading.used_mib, MIB)
+            return None if reading is None else scaled(reading.used_mib, MIB)
 
         columns: Sequence[tuple[str, str, Callable[[ObservedInstance], float | None]]] = (
             ("memory_total_bytes", "Total memory.", lambda instance: instance.memory_mib * MIB),
@@ -168,7 +134,7 @@ class Exporter(ProgramMetrics):
         )
         for name, text, value in columns:
             values = ((labels, value(instance)) for labels, instance in rows)
-            yield _gauge(f"fenka_instance_{name}", text, ("card", *_CARD, *_INSTANCE), values)
+            yield _gauge(f"fenka_instance_{name}", text, ("card", *CARD, *INSTANCE), values)
 
     def _gpu_manager_metrics(self) -> Iterator[Metric]:
         """Yield gpu-manager's metrics: per card of a container, and in total; requests only in total."""
@@ -176,7 +142,7 @@ class Exporter(ProgramMetrics):
         columns: Sequence[
             tuple[GpuManagerMetric, str, bool, Callable[[SliceUsage], float | None]]
         ] = (
-            (used, "Percent of the card's time.", True, lambda usage: _scaled(usage.compute, 100)),
+            (used, "Percent of the card's time.", True, lambda usage: scaled(usage.compute, 100)),
             (
                 requested_time,
                 "Cards' time that it asks for: 0.4 is 40 % of one card.",
@@ -217,10 +183,6 @@ class Exporter(ProgramMetrics):
                     rows.append(((*labels, "total"), sum(amount for _, amount in amounts)))
             yield _gauge(metric.name, text, (*gpu_manager.METRIC_LABELS, metric.label), rows)
 
-    def _labels(self, card: Card, device: str = "") -> tuple[str, str, str, str]:
-        """Return the values of _CARD. device: UUID of an instance of the card."""
-        return device or card.uuid, str(card.index), card.model, self._node
-
 
 def _container(lease: Lease) -> tuple[str, str, str]:
     return lease.namespace, lease.pod, lease.container
@@ -232,24 +194,5 @@ def _instance_labels(instance: ObservedInstance | None) -> tuple[str, str, str]:
     return instance.gpu_instance, instance.compute_instance, instance.profile
 
 
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
-
-
-def _gauge(
-    name: str,
-    text: str,
-    labels: Sequence[str],
-    rows: Iterable[tuple[Sequence[str], float | None]],
-) -> Metric:
-    """Return a metric. rows: the labels' values with a value each; None is left out."""
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for values, value in rows:
-        if value is not None:
-            labelled = {
-                label: content
-                for label, content in zip(labels, values, strict=True)
-                if content or label not in _INSTANCE
-            }
-            family.add_sample(name, labelled, value)
-    return family
+def _gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
+    return add_rows(GaugeMetricFamily(name, text, labels=labels), labels, rows)

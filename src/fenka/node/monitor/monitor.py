@@ -4,19 +4,22 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.units import MIB
 from fenka.dialects.mig_records import DividedCard
-from fenka.hardware.nvml import DriverLost, NoDriver, Reading, Xid, XidListener
+from fenka.hardware import xids
+from fenka.hardware.nvml import NoDriver, Reading, Xid, XidListener
+from fenka.hardware.xids import APPLICATION_XIDS, INFO_XIDS, LOST_XID, xid_kind
 from fenka.isolation import pid_namespaces
 from fenka.isolation.compute_feedback import PERIOD_S, ComputeFeedback, Samples, requested_compute
-from fenka.isolation.driver_usage import UnleasedMemory
+from fenka.isolation.driver_usage import ActivityTracker, UnleasedMemory
 from fenka.kubernetes.api_client import ApiError, ApiUnreachable
-from fenka.node.inventory import APPLICATION_XIDS, INFO_XIDS, LOST_XID, CardHealth, NodeInventory
+from fenka.node.inventory import CardHealth, NodeInventory
 from fenka.node.lease import pod_processes
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.pod_processes import ProcessOwners
@@ -25,10 +28,6 @@ from fenka.node.mig_instances import NodeInstances, ObservedInstance, error_key
 from fenka.node.monitor.metrics import Exporter
 from fenka.node.monitor.usage import SliceUsage, UnmanagedProcess, Usage
 from fenka.node.node_api import NodeApi
-
-RETRY_S = 4.0
-"""After the driver was lost."""
-_LISTEN_MS = 1000
 
 
 @dataclass(eq=False)
@@ -40,6 +39,8 @@ class HealthMonitor:
     _inventory: NodeInventory
     _instances: NodeInstances
     _trigger: Callable[[], None]
+    xids: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """The number of XIDs so far, by the card's UUID and their kind."""
 
     async def refresh(self) -> tuple[tuple[Card, ...], Mapping[str, Reading]]:
         """Read the cards, and report what has changed. Return the cards, and readings by UUID."""
@@ -68,20 +69,11 @@ class HealthMonitor:
 
     async def listen(self, listener: Callable[[], XidListener]) -> None:
         """Record XIDs until cancelled. A driver that was lost is listened to again."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                with await asyncio.to_thread(listener) as xids:
-                    while True:
-                        event = await loop.run_in_executor(None, xids.wait, _LISTEN_MS)
-                        if event is not None:
-                            await self._record(event)
-            except DriverLost as error:
-                _LOG.info("XIDs are not received now: %s", error)
-            await asyncio.sleep(RETRY_S)
+        await xids.listen(listener, self._record)
 
     async def _record(self, event: Xid) -> None:
         uuid, xid, gpu = event.uuid, event.number, event.gpu_instance
+        self.xids[uuid, xid_kind(xid)] += 1
         harmless = APPLICATION_XIDS.get(xid) or INFO_XIDS.get(xid)
         part = "" if gpu is None else f", GPU instance {gpu}"
         _LOG.warning("XID %d of %s%s%s", xid, uuid, part, f": {harmless}" if harmless else "")
@@ -132,6 +124,7 @@ class Monitor:
     _usage: Usage
     _exporter: Exporter
     _policy: ViolationPolicy
+    _activity: ActivityTracker
 
     async def run(self) -> None:
         """Sample every few seconds until cancelled."""
@@ -150,9 +143,17 @@ class Monitor:
             readings,
         )
         self._cards.update_unleased(sample.unleased)
+        tokens = self._store.tokens
         self._exporter.sample = sample
         self._exporter.divided, self._exporter.instances = self._cards.divided()
-        tokens = self._store.tokens
+        self._exporter.xids = self._cards.xids
+        self._exporter.activity = self._activity.observe(
+            {
+                (usage.token, usage.device): tokens[usage.token].made_at
+                for usage in sample.usages
+                if usage.token in tokens
+            }
+        )
         for usage in sample.over_memory:
             if usage.token in tokens:
                 await self._report_memory(usage)
@@ -231,6 +232,10 @@ class FeedbackLoop:
         """Inode of each token's control page."""
         self._reaper = pid_namespaces.NamespaceReaper()
         self._silent = False
+
+    def busy_s(self, token: str, device: str) -> float | None:
+        """Return how long a lease has used a device; None if the driver does not measure it."""
+        return self._feedback.busy_s(token, device)
 
     async def run(self, store: LeaseStore, api: NodeApi) -> None:
         """Run ten rounds a second until cancelled."""

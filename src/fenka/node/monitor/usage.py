@@ -41,6 +41,10 @@ class SliceUsage:
     """Share of the card's time since the last sample, 0 to 1, by the driver; None if it reports none."""
     self_reported_compute: float | None = None
     """The same by the programs' account, which they need not keep where nothing limits them."""
+    throttled_s: float | None = None
+    """Time that its threads have waited because of the limit of compute, by the programs' account."""
+    out_of_memory: int | None = None
+    """How often its programs were refused memory, by their account."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -296,7 +300,9 @@ def _usages(
     charged: Mapping[tuple[str, str], float],
 ) -> Iterator[SliceUsage]:
     self_reported = content.memory_bytes if content.processes else (0,) * len(lease.slices)
-    for piece, self_reported_bytes in zip(lease.slices, self_reported, strict=False):
+    for position, (piece, self_reported_bytes) in enumerate(
+        zip(lease.slices, self_reported, strict=False)
+    ):
         device = lease.device(piece)
         on_card = [process for process in owned if process.uuid == device]
         keys = [(device, process.pid) for process in on_card]
@@ -310,4 +316,5 @@ def _usages(
             len(set(keys)),
             min(sum(reported), 1.0) if reported or not on_card else None,
             charged.get((token, piece.uuid)),
+            *content.counts(position),
         )

@@ -31,7 +31,7 @@ def test_chart_has_no_lint_warnings_when_every_option_is_on() -> None:
     everything = [
         "secondScheduler.enabled=true",
         "serviceMonitor.enabled=true",
-        "dashboard.enabled=true",
+        "grafana.dashboard=true",
         "node.metrics.enabled=true",
         "networkPolicy.enabled=true",
         "users.scaledObjects=true",

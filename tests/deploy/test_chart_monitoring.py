@@ -3,6 +3,9 @@
 import json
 from typing import Any
 
+import pytest
+import yaml
+
 from fenka.jobs.manifests.service_manifest import GatewaySettings, render_gateway
 from fenka.jobs.service import ServiceSpec
 from tests.deploy.chart import (
@@ -12,27 +15,88 @@ from tests.deploy.chart import (
     needs_helm,
     render,
 )
+from tools.monitoring.__main__ import boards
+
+FILES = CHART / "files"
 
 
-def read_dashboard() -> Json:
-    """Return the chart's dashboard."""
-    board: Json = json.loads((CHART / "files" / "dashboard.json").read_text())
-    return board
+def test_boards_are_those_of_the_tool() -> None:
+    """`python -m tools.monitoring` writes them: a change by hand would be lost."""
+    for file, content in boards().items():
+        assert file.read_text() == content, file.name
 
 
-def test_dashboard_queries_cover_pods_and_cards() -> None:
-    """Used memory, limit and utilisation of pods; temperature and power of cards."""
-    queries = " ".join(
-        target["expr"] for panel in read_dashboard()["panels"] for target in panel["targets"]
+def test_gpu_app_has_the_panels_of_the_article() -> None:
+    """Used and allowed memory of pods in one panel, their utilisation; temperature and power of cards."""
+    board = json.loads((FILES / "gpu-app.json").read_text())
+    panels = {panel["title"]: panel for panel in board["panels"]}
+    memory = panels["GPU memory of pods"]
+    assert (
+        memory["fieldConfig"]["defaults"]["unit"],
+        memory["fieldConfig"]["defaults"]["decimals"],
+    ) == (
+        "bytes",
+        3,
     )
-    for metric in (
-        "fenka_container_gpu_memory_used_bytes",
-        "fenka_container_gpu_memory_limit_bytes",
-        "fenka_container_gpu_utilization_ratio",
-        "fenka_card_temperature_celsius",
-        "fenka_card_power_watts",
-    ):
-        assert metric in queries
+    assert len(memory["targets"]) == 2
+    (override,) = memory["fieldConfig"]["overrides"]
+    assert override["matcher"] == {"id": "byFrameRefID", "options": "B"}
+    assert override["properties"][0]["value"]["fill"] == "dash"
+    assert panels["GPU utilisation of pods"]["fieldConfig"]["defaults"]["max"] == 1
+    assert {"Temperature of cards", "Power of cards", "Waiting pods"} <= panels.keys()
+    names = [variable["name"] for variable in board["templating"]["list"]]
+    assert names == ["datasource", "namespace", "pod", "node"]
+
+
+def board_maps(**values: Any) -> dict[str, Json]:
+    """Return the labels of the chart's boards by the ConfigMap's name."""
+    return {
+        item["metadata"]["name"]: item["metadata"]["labels"]
+        for item in render(**values)
+        if item["kind"] == "ConfigMap" and any(key.startswith("gpu-") for key in item["data"])
+    }
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "label"),
+    [
+        ({"grafana.dashboard": True}, ("grafana_dashboard", "1")),
+        ({"grafana.dashboard": True, "grafana.labels.team": "a"}, ("team", "a")),
+        # As a release of 0.1.0 has them after `helm upgrade --reuse-values`.
+        (
+            {
+                "grafana": None,
+                "prometheusRule": None,
+                "dashboard.enabled": True,
+                "dashboard.labels.grafana_dashboard": "yes",
+            },
+            ("grafana_dashboard", "yes"),
+        ),
+    ],
+)
+def test_boards_are_installed_by_both_names_of_the_value(
+    values: Json, label: tuple[str, str]
+) -> None:
+    """Grafana's sidecar finds them by their label."""
+    maps = board_maps(**values)
+    assert set(maps) == {"fenka-gpu-app", "fenka-gpu-operators"}
+    for labels in maps.values():
+        assert labels[label[0]] == label[1]
+    assert not board_maps()
+
+
+@needs_helm
+def test_rules_are_installed_when_enabled() -> None:
+    """As they are in the file, but for the alert that TensorFlow would raise all the time."""
+    groups = yaml.safe_load((FILES / "rules.yaml").read_text())["groups"]
+    for near in (False, True):
+        values = {"prometheusRule.enabled": True, "prometheusRule.nearMemoryLimit": near}
+        (rule,) = [item for item in render(**values) if item["kind"] == "PrometheusRule"]
+        assert rule["spec"]["groups"] == [
+            group for group in groups if near or group["name"] != "fenka.near-memory-limit"
+        ]
+    assert not [item for item in render() if item["kind"] == "PrometheusRule"]
 
 
 @needs_helm

@@ -69,7 +69,7 @@ def test_rendering_twice_gives_the_same(tmp_path: Path) -> None:
         },
         "serviceMonitor": {"enabled": True},
         "networkPolicy": {"enabled": True},
-        "dashboard": {"enabled": True},
+        "grafana": {"dashboard": True},
         "openshift": True,
         "simulatedCards": [{"nodeSelector": {"fenka.io/simulated": "t4"}, "spec": "T4"}],
     }

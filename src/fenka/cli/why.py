@@ -81,7 +81,7 @@ def _explained_here(target: Target, name: str, output: str) -> bool:
             raise UserError(f"no job is called {name}: `fenka ps -a` lists jobs")
         return False
     if not tables.print_data(explanations, output):
-        tables.print_lines(explanation["summary"] for explanation in explanations)
+        tables.print_lines(line for explanation in explanations for line in explanation.lines)
     return True
 
 

@@ -78,15 +78,15 @@ class Live:
         """Follow one daemon until it is gone. Raises FenkaError, OSError."""
         connection = await self._in_thread(lambda: connect(self._runtime))
         with connection:
+            seen = 0
             while True:
-                began = time.monotonic()
-                snapshot = await self._next(connection)
+                snapshot = await self._next(connection, seen)
+                seen = snapshot.revision or 0
                 await self._show(snapshot)
-                await asyncio.sleep(max(1 - (time.monotonic() - began), 0.1))
 
-    async def _next(self, connection: DaemonConnection) -> protocol.MachineSnapshot:
+    async def _next(self, connection: DaemonConnection, seen: int) -> protocol.MachineSnapshot:
         """Return the next snapshot, however long it takes; after the deadline viewers are told."""
-        connection.send(protocol.GetSnapshot())
+        connection.send(protocol.Watch(seen))
         while not await _readable(connection, DEADLINE_S):
             self._set_problem("the fenka daemon does not answer: what is shown is old")
         answer = await self._in_thread(lambda: connection.receive(DEADLINE_S))

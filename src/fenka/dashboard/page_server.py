@@ -28,7 +28,7 @@ from fenka.dashboard.guard import MAX_BODY_BYTES, AnswerRefused, Guard, add_head
 from fenka.dashboard.live import Live
 from fenka.local import board_details
 from fenka.server.listener import LISTENER
-from fenka.views.board import Timeline
+from fenka.views.board import Timeline, WhatIf
 from fenka.workstation import protocol
 from fenka.workstation.client import DaemonUnavailable
 from fenka.workstation.paths import Runtime
@@ -121,9 +121,10 @@ class Dashboard:
             "logs/{id}": self.logs,
         }
         app.add_routes([web.get(f"{prefix}api/{path}", verb) for path, verb in read.items()])
+        asked = {"what-if": self.what_if}
         if self._acts:
-            change = {"stop/{id}": self.stop, "resize/{id}": self.resize}
-            app.add_routes([web.post(f"{prefix}api/{path}", verb) for path, verb in change.items()])
+            asked |= {"stop/{id}": self.stop, "resize/{id}": self.resize}
+        app.add_routes([web.post(f"{prefix}api/{path}", verb) for path, verb in asked.items()])
         app.router.add_get(f"{prefix}{{path:.*}}", self.file)
         if prefix != "/":
             app.router.add_get(prefix.rstrip("/"), _redirect(prefix))
@@ -197,6 +198,12 @@ class Dashboard:
             return board_details.log_of(snapshot, shown, uid, id_)
         ended = await self._ask(protocol.GetEnded(), protocol.EndedJobs)
         return board_details.ended_log(ended.jobs, uid, id_)
+
+    async def what_if(self, request: web.Request) -> web.Response:
+        """Return which requests would start."""
+        question = await _body(request, WhatIf)
+        answered = await self._ask(protocol.AskWhatIf(question), protocol.WhatIfAnswered)
+        return _json(answered.answer)
 
     # ---- changing ----
 

@@ -279,14 +279,16 @@ def parse_spec(text: str) -> tuple[SimulatedCard, ...]:
         count = int(match[2] or 1)
         if not 1 <= count <= MAX_CARDS:
             raise BadSpec(f"{item.strip()}: a node has 1 to {MAX_CARDS} cards")
-        model = _model(match[1])
+        model = model_called(match[1])
         cards += [SimulatedCard(model, model.memory_mib, model.name)] * count
     return _checked(cards)
 
 
-def _model(key: str) -> CardModel:
+def model_called(key: str) -> CardModel:
+    """Return the model with this key, or with this name of NVML's. Raises BadSpec."""
     by_key = {known.casefold(): model for known, model in MODELS.items()}
-    if model := by_key.get(key.casefold()):
+    by_name = {model.name.casefold(): model for model in MODELS.values()}
+    if model := by_key.get(key.casefold()) or by_name.get(key.casefold()):
         return model
     matching = [known for known in by_key if known.startswith(key.casefold())]
     near = matching or difflib.get_close_matches(key.casefold(), by_key, n=1, cutoff=0.4)
@@ -305,7 +307,7 @@ def _from_file(path: Path) -> list[SimulatedCard]:
     for entry in file.card:
         if entry.uuid is not None and entry.count > 1:
             raise BadSpec(f"{path}: one uuid cannot serve {entry.count} cards")
-        model = _model(entry.model)
+        model = model_called(entry.model)
         card = SimulatedCard(
             model,
             entry.memory_mib or model.memory_mib,

@@ -278,5 +278,14 @@ def read(path: Path) -> Account:
         os.close(fd)
 
 
+def refused(path: Path) -> int:
+    """Return how often memory was refused. Raises InvalidAccount, OSError."""
+    fd = open_file(path)
+    try:
+        return words(fd, "refused")[0]
+    finally:
+        os.close(fd)
+
+
 def _plausible(sizes: Iterable[int]) -> tuple[int, ...]:
     return tuple(0 if size >= MAX_PLAUSIBLE_BYTES else size for size in sizes)

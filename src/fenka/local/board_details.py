@@ -10,7 +10,7 @@ from fenka.isolation.lease_files import open_regular_file
 from fenka.local import records, runs, training_commands
 from fenka.local.log_files import BLOCK_BYTES, last_lines
 from fenka.local.records import SERVICES
-from fenka.local.views import explanation
+from fenka.local.views import explain
 from fenka.views.board import ProgramDetail, ProgramLine, World
 from fenka.workstation.protocol import EndedJob, MachineSnapshot
 
@@ -43,8 +43,9 @@ def detail(snapshot: MachineSnapshot, world: World, uid: int, id_: str) -> Progr
     return ProgramDetail(
         program=line,
         waiting=waiting,
-        explanation=[explanation(job, pending), *job.violations],
+        explanation=[*explain(job, pending).lines, *job.violations],
         events=events,
+        refused=job.refused,
         logs=log_of(snapshot, world, uid, id_) is not None,
         mates=mates,
     )

@@ -64,8 +64,8 @@ def world(
     }
     holding = [job for job in snapshot.jobs if job.slices]
     pending = [job for job in snapshot.jobs if job.position is not None]
-    programs = [_program(job, viewer, around, groups.get(job.id, "")) for job in holding]
-    open_mib = {card.uuid: free_mib(card, snapshot) for card in snapshot.cards}
+    programs = [_program(job, viewer, around, groups.get(job.id, ""), now) for job in holding]
+    open_mib = {card.uuid: free_mib(card, snapshot.unit_mib) for card in snapshot.cards}
     kept = {index for job in pending for index in job.reserved}
     at_once = [open_mib[card.uuid] for card in snapshot.cards if card.index not in kept]
     return board.World(
@@ -88,24 +88,16 @@ def world(
     )
 
 
-def free_mib(card: CardView, snapshot: MachineSnapshot) -> int:
-    """Return the largest slice of whole units that a card could give, if it is kept for nobody."""
-    divided = {other.uuid for other in snapshot.divided}
-    if not card.healthy or card.uuid in divided or _taken_whole(card, snapshot.jobs):
-        return 0
-    units = _free_units(card, snapshot.unit_mib)
-    return units_to_mib(units, card.memory_mib, snapshot.unit_mib) if units else 0
+def free_mib(card: CardView, unit_mib: int) -> int:
+    """Return the largest slice of whole units that a card can give, if it is kept for nobody."""
+    units = free_units(card, unit_mib)
+    return units_to_mib(units, card.memory_mib, unit_mib) if units else 0
 
 
-def _free_units(card: CardView, unit_mib: int) -> int:
-    """Return the most units whose MiB are free: `units_to_mib` rounds down, and so must this."""
-    free = max(card.memory_mib - card.leased_mib - card.unleased_mib, 0)
+def free_units(card: CardView, unit_mib: int) -> int:
+    """Return the most units that a card can give: the inverse of `units_to_mib`, which rounds down."""
     total = card_units(card.memory_mib, unit_mib)
-    return ((free + 1) * total - 1) // card.memory_mib if total else 0
-
-
-def _taken_whole(card: CardView, jobs: Iterable[JobView]) -> bool:
-    return any(job.whole and piece.uuid == card.uuid for job in jobs for piece in job.slices)
+    return (((card.free_mib or 0) + 1) * total - 1) // card.memory_mib if total else 0
 
 
 def _card(
@@ -114,7 +106,6 @@ def _card(
     holding: Sequence[JobView],
     pending: Sequence[JobView],
 ) -> board.CardTile:
-    taken = _taken_whole(card, holding)
     return board.CardTile(
         id=str(card.index),
         node=snapshot.node,
@@ -123,11 +114,14 @@ def _card(
         model=card.model,
         memory_mib=card.memory_mib,
         units=card_units(card.memory_mib, snapshot.unit_mib),
-        free_units=0 if taken else _free_units(card, snapshot.unit_mib),
+        free_units=free_units(card, snapshot.unit_mib),
         healthy=card.healthy,
         held_mib=card.leased_mib,
         used_mib=card.used_mib,
         busy=None if card.utilisation is None else card.utilisation / 100,
+        temperature_c=card.temperature_c,
+        power_w=card.power_w,
+        power_limit_w=card.power_limit_w,
         unleased_mib=card.unleased_mib,
         unleased=card.unleased,
         note=_note(card, snapshot, pending),
@@ -141,6 +135,7 @@ def _card(
                 used_mib=piece.used_mib,
                 compute=piece.compute,
                 compute_mode=piece.compute_mode,
+                busy=piece.busy,
                 profile=piece.profile,
                 start=piece.start,
             )
@@ -157,11 +152,15 @@ def _note(card: CardView, snapshot: MachineSnapshot, pending: Sequence[JobView])
         return "lost or unhealthy: takes no new programs"
     if any(card.uuid == divided.uuid for divided in snapshot.divided):
         return "divided into MIG instances"
+    if card.cordoned:
+        return "its layout is to change: takes no new programs"
     kept = next((job for job in pending if card.index in job.reserved), None)
     return f"kept for {kept.name}" if kept else ""
 
 
-def _program(job: JobView, viewer: Viewer, around: Surroundings, group: str) -> board.ProgramLine:
+def _program(
+    job: JobView, viewer: Viewer, around: Surroundings, group: str, now: float
+) -> board.ProgramLine:
     return board.ProgramLine(
         id=job.id,
         name=job.name,
@@ -176,12 +175,31 @@ def _program(job: JobView, viewer: Viewer, around: Surroundings, group: str) -> 
         cards=[*dict.fromkeys(str(piece.card) for piece in job.slices)],
         held_mib=sum(piece.memory_mib for piece in job.slices),
         used_mib=total(piece.used_mib for piece in job.slices),
+        busy=total(piece.busy for piece in job.slices),
         compute=job.slices[0].compute,
         compute_mode=job.slices[0].compute_mode,
+        idle_s=idle_s(job, around.idle_after_s, now),
+        starts=job.starts,
         violations=job.violations,
         own=viewer.owns(job),
         address=around.addresses.get(job.id, ""),
     )
+
+
+def idle_s(job: JobView, after_s: float, now: float) -> float | None:
+    """Return for how long a program has held its slice and had no card time; None if it is not idle.
+
+    Also None if that is not known, as on MIG instances.
+
+    Args:
+        job: The program.
+        after_s: Without card time, before it is called idle.
+        now: Unix seconds.
+    """
+    if job.last_active is None or job.started_at is None or now - job.started_at < HELD_S:
+        return None
+    idle = now - max(job.last_active, job.started_at)
+    return idle if idle >= after_s else None
 
 
 def _waiting(job: JobView, viewer: Viewer) -> board.WaitingLine:
@@ -196,6 +214,7 @@ def _waiting(job: JobView, viewer: Viewer) -> board.WaitingLine:
         reserved=[str(card) for card in job.reserved],
         starts_by=job.starts_by,
         why=job.reason,
+        helps=job.helps,
         own=viewer.owns(job),
     )
 

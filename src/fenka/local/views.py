@@ -4,6 +4,8 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping
 
+import msgspec
+
 from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.request import reserved_percent
 from fenka.core.units import card_units, mib_to_units
@@ -105,19 +107,35 @@ def queue_rows(snapshot: MachineSnapshot) -> list[QueueRow]:
     ]
 
 
-def explain_jobs(snapshot: MachineSnapshot, name: str) -> list[dict[str, str]]:
+class Explanation(msgspec.Struct, frozen=True):
+    """Why a job waits or runs. helps: what would let it start, in sentences; empty if nothing is known."""
+
+    name: str
+    state: str
+    summary: str
+    helps: list[str] = []
+
+    @property
+    def lines(self) -> list[str]:
+        """Return it as text."""
+        helps = ["", "What helps:", *(f"  - {sentence}" for sentence in self.helps)]
+        return [self.summary, *(helps if self.helps else [])]
+
+
+def explain_jobs(snapshot: MachineSnapshot, name: str) -> list[Explanation]:
     """Return why each of this user's jobs of this name waits or runs; else of all users' jobs."""
     named = [job for job in snapshot.jobs if name in (job.name, job.gang, job.id)]
     own = [job for job in named if job.uid == os.geteuid()]
     pending = sum(job.position is not None for job in snapshot.jobs)
-    return [
-        {"name": job.name, "state": job.state, "summary": explanation(job, pending)}
-        for job in own or named
-    ]
+    return [explain(job, pending) for job in own or named]
 
 
-def explanation(job: JobView, pending: int) -> str:
+def explain(job: JobView, pending: int) -> Explanation:
     """Return why a job waits or runs. pending: how many requests wait."""
+    return Explanation(job.name, job.state, _explanation(job, pending), job.helps)
+
+
+def _explanation(job: JobView, pending: int) -> str:
     if job.position is None:
         cards = ", ".join(f"{piece.memory_mib} MiB of card {piece.card}" for piece in job.slices)
         return f"{job.name} is {job.state}" + (f": it holds {cards}" if cards else "")

@@ -250,6 +250,8 @@ class Broker:
         """By queue id, the last status of each pending entry, and what its client was sent."""
         self.on_granted: Callable[[Sequence[Job], float], object] = lambda *_: None
         """Called with jobs that are granted together, and when."""
+        self.changes = 0
+        """Grows whenever the queue is served again."""
         self._evicted: set[str] = set()
         """Jobs that are being evicted. The next daemon selects them again."""
 
@@ -474,6 +476,13 @@ class Broker:
         """Return the memory of a card; of a divided one what its largest instance has."""
         return usable_mib(card, self.division)
 
+    def free_mib(self, card: Card) -> int:
+        """Return the memory of a card that new slices can have; 0 if it takes none."""
+        usage = self.ledger.card_usage(self.node.name, card.uuid)
+        if not card.open or usage.whole:
+            return 0
+        return max(card.available_mib - usage.memory_mib, 0)
+
     def compute_of(self, uuid: str) -> int:
         """Return the compute of a card or instance, in percent of the whole card."""
         return next((card.compute for card in self.node.cards if card.uuid == uuid), WHOLE_COMPUTE)
@@ -504,6 +513,16 @@ class Broker:
     def has(self, name: str, uid: int) -> bool:
         """Return whether a job of this user has this name or id."""
         return any(name in job.names and job.uid == uid for job in self.jobs.values())
+
+    @property
+    def pending(self) -> list[queue.QueueStatus]:
+        """Return the status of each pending request, in the order of the queue."""
+        statuses = (status for status, _ in self._reported.values())
+        return sorted(statuses, key=lambda status: status.position)
+
+    def requests_of(self, queue_id: str) -> tuple[Request, ...]:
+        """Return what a pending entry requests."""
+        return self._queue[queue_id].requests
 
     def queue_status(self, job: Job) -> queue.QueueStatus | None:
         """Return the queue status of a pending job, else None."""
@@ -590,20 +609,76 @@ class Broker:
         del self._allocations[job.id]
         self.usage_history.stop(job.id, now, now)
 
-    def _schedule(self, now: float, *, evict: bool = True) -> list[Effect]:
-        effects: list[Effect] = []
-        allocations = {self.node.name: list(self._allocations.values())}
+    def rehearse(
+        self,
+        ended: Collection[str],
+        added: Sequence[Card],
+        now: float,
+        most: int | None = None,
+        replaced: Mapping[str, tuple[Request, ...]] | None = None,
+    ) -> queue.SchedulingResult:
+        """Serve the queue on a copy of the ledger. Nothing is changed or reserved.
+
+        MIG instances stay as they are: other ones that could take their place are not considered.
+
+        Args:
+            ended: Queue ids that no longer hold anything, nor wait.
+            added: Cards that are there, too.
+            now: Unix seconds.
+            most: The number of requests to serve, in their order; None for all.
+            replaced: Other requests for pending queue ids.
+        """
+        gone = {job.id for queue_id in ended for job in self.jobs_of(queue_id)}
+        view = UsageOverlay(self.ledger)
+        for job in self.placed():
+            if job.id in gone and job.placement:
+                view.remove(job.placement)
+        node = replace(self.node, cards=(*self.node.cards, *added))
+        pending = self._ordered([a for id_, a in self._allocations.items() if id_ not in gone], now)
+        requests = [
+            replace(request, requests=replaced[request.id])
+            if replaced and request.id in replaced
+            else request
+            for request in pending
+            if request.id not in ended
+        ]
+        backfill = Backfill(self.policy, self._backfill.depth)
+        return self._serve(backfill, node, view, requests[:most], gone, now)[0]
+
+    def _ordered(
+        self, allocations: Sequence[queue.Allocation], now: float
+    ) -> list[queue.PendingRequest]:
+        held = held_by_user({self.node.name: allocations})
+        past = queue.history_lookup(held, self.usage_history, now)
+        return queue.queue_order(self._queue.values(), past, self._fairness, now)
+
+    def _serve(
+        self,
+        backfill: Backfill,
+        node: Node,
+        view: UsageView,
+        ordered: Sequence[queue.PendingRequest],
+        gone: Collection[str],
+        now: float,
+    ) -> tuple[queue.SchedulingResult, Node]:
+        """Return the result, and the node with the instances that it needs. gone: jobs that hold nothing."""
         holders: dict[DeviceId, list[str]] = {}
         for job in self.placed():
-            for piece in job.slices:
+            for piece in job.slices if job.id not in gone else ():
                 holders.setdefault(piece.uuid, []).append(job.name)
-        placer = InstancePlacer(self.node, self.ledger, self.division, holders)
-        past = queue.history_lookup(held_by_user(allocations), self.usage_history, now)
-        ordered = queue.queue_order(self._queue.values(), past, self._fairness, now)
-        timeline = Timeline((self.node,), allocations, now)
-        result = complete(self._backfill.serve(ordered, placer, timeline, now))
-        if placer.node is not self.node:
-            self._set_node(placer.node)
+        allocations = [a for id_, a in self._allocations.items() if id_ not in gone]
+        placer = InstancePlacer(node, view, self.division, holders)
+        timeline = Timeline((node,), {node.name: allocations}, now)
+        result = complete(backfill.serve(ordered, placer, timeline, now))
+        return result, placer.node
+
+    def _schedule(self, now: float, *, evict: bool = True) -> list[Effect]:
+        effects: list[Effect] = []
+        self.changes += 1
+        ordered = self._ordered(list(self._allocations.values()), now)
+        result, node = self._serve(self._backfill, self.node, self.ledger, ordered, (), now)
+        if node is not self.node:
+            self._set_node(node)
         for queue_id, placements in result.placed:
             jobs = self._entries[queue_id]
             for job, placement in zip(jobs, placements, strict=True):

@@ -17,7 +17,13 @@ from fenka.core.units import MIB
 from fenka.hardware import card_lock
 from fenka.hardware.nvml import GpuProcess, Hardware, Reading
 from fenka.isolation import driver_usage, pid_namespaces
-from fenka.isolation.driver_usage import UnleasedMemory, UnleasedProgram, UnleasedTracker, measure
+from fenka.isolation.driver_usage import (
+    Activity,
+    UnleasedMemory,
+    UnleasedProgram,
+    UnleasedTracker,
+    measure,
+)
 from fenka.procfs import process_name, real_uid
 from fenka.workstation.job import Job
 from fenka.workstation.lifetime import log
@@ -51,12 +57,14 @@ class CardsSample:
     Attributes:
         violations: sentences by job id.
         unleased: what is in use by no lease, by card UUID.
+        activity: by job id and card UUID.
     """
 
     readings: Mapping[str, Reading]
     processes: GpuProcesses
     violations: Mapping[str, list[str]]
     unleased: Mapping[str, UnleasedMemory]
+    activity: Mapping[tuple[str, str], Activity] = field(default_factory=dict)
 
 
 def group_by_lease(

@@ -46,6 +46,8 @@ from fenka.workstation.leases import Leases
 from fenka.workstation.lifetime import describe, log
 from fenka.workstation.paths import Runtime
 from fenka.workstation.protocol import EndedJob
+from fenka.workstation.snapshot_feed import SnapshotFeed
+from fenka.workstation.what_if import Rehearsals
 
 
 def create_jobs(
@@ -201,6 +203,8 @@ class RequestHandler:
     layouts: Layouts
     history: History
     snapshot: Callable[[], Awaitable[protocol.MachineSnapshot]]
+    feed: SnapshotFeed
+    rehearsals: Rehearsals
     stopped: asyncio.Event
 
     def has_pending_request(self, client: Client) -> bool:
@@ -225,10 +229,6 @@ class RequestHandler:
             case protocol.ConfirmLease():
                 self._confirm(client)
                 client.send(protocol.Done())
-            case protocol.GetSnapshot():
-                client.send(await self.snapshot())
-            case protocol.GetInstances():
-                client.send(self.layouts.describe())
             case protocol.ApplyLayout():
                 _check_may_divide(client)
                 client.send(await self.layouts.apply(message))
@@ -237,8 +237,6 @@ class RequestHandler:
                 client.send(self.layouts.cancel())
             case protocol.StopJob():
                 client.send(await self._stop(client, message))
-            case protocol.GetEnded():
-                client.send(self._ended(client, message))
             case protocol.RemoveEnded():
                 client.send(protocol.Done(str(self._remove_ended(client, message))))
             case protocol.ResizeJob():
@@ -247,6 +245,31 @@ class RequestHandler:
                 self._check_stop(client, message)
                 client.send(protocol.Done())
                 self.stopped.set()
+            case _:
+                client.send(await self._look(client, message))
+
+    async def _look(
+        self,
+        client: Client,
+        message: protocol.GetSnapshot
+        | protocol.Watch
+        | protocol.AskWhatIf
+        | protocol.GetInstances
+        | protocol.GetEnded,
+    ) -> protocol.Message:
+        """Return the answer to a request that changes nothing. Raises FenkaError."""
+        match message:
+            case protocol.GetSnapshot():
+                return await self.snapshot()
+            case protocol.Watch():
+                return await self.feed.after(message.after)
+            case protocol.AskWhatIf():
+                answer = self.rehearsals.answer(message.question, time.time())
+                return protocol.WhatIfAnswered(answer)
+            case protocol.GetInstances():
+                return self.layouts.describe()
+            case protocol.GetEnded():
+                return self._ended(client, message)
 
     # --- submission ---------------------------------------------------------------------------------
 
@@ -479,7 +502,8 @@ class Connections:
             return  # Our Hello lets the client report the mismatch.
         while line := await self._next_line(client, reader):
             message = protocol.decode_request(line)
-            if isinstance(message, protocol.StopJob):  # takes as long as the programs take to end
+            # These take as long as programs take to end, and until something changes.
+            if isinstance(message, protocol.StopJob | protocol.Watch):
                 await self._answer(client, message)
                 continue
             async with self.admission.time_share(client.account):

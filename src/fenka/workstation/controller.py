@@ -8,7 +8,7 @@ The clients that are connected to the daemon.
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -144,6 +144,8 @@ class Controller:
     terminator: Terminator
     instances: InstanceManager
     history: History
+    on_change: Callable[[], None] = lambda: None
+    """Called whenever jobs have changed."""
     changes: InstanceChanges = field(init=False)
     _watches: JobWatches = field(init=False)
     _pending: list[Effect] = field(default_factory=list)
@@ -315,6 +317,7 @@ class Controller:
 
     def save(self) -> None:
         """Record all jobs. Raises OSError."""
+        self.on_change()
         files.save_jobs(self.runtime, list(self.broker.jobs.values()))
 
     # --- effects ------------------------------------------------------------------------------------

@@ -8,13 +8,16 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fenka.hardware.card_spec import NodeError
 from fenka.hardware.nvml import Hardware, NoDriver
 from fenka.isolation import compute_feedback, pid_namespaces
+from fenka.isolation.driver_usage import Activity, ActivityTracker
 from fenka.isolation.lease_files import account_file
 from fenka.mig.manager import InstanceManager
 from fenka.workstation import admission, files, paths, presence, protocol
@@ -31,12 +34,17 @@ from fenka.workstation.lifetime import ShutdownSignals, log_unhandled
 from fenka.workstation.paths import Runtime
 from fenka.workstation.presence import Presence
 from fenka.workstation.snapshot import snapshot
+from fenka.workstation.snapshot_feed import SnapshotFeed
+from fenka.workstation.what_if import Rehearsals
 
 if TYPE_CHECKING:
     from fenka.workstation.monitor.metrics import WorkstationMetrics
 
 HEALTH_PERIOD_S = 5.0
 """Between two checks of the cards."""
+
+ACTIVITY_PERIOD_S = 1.9
+"""At least between two looks at what jobs use of their cards' time."""
 
 ABANDONED_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL for jobs of a daemon that was started for a program that has ended."""
@@ -88,6 +96,12 @@ class Daemon:
             self._history,
         )
         self._layouts = Layouts(self._controller, broker, instances)
+        self._rehearsals = Rehearsals(broker)
+        self._tracker = ActivityTracker(self._feedback.busy_s)
+        self._activity: Mapping[tuple[str, str], Activity] = {}
+        self._active_at = 0.0
+        feed = SnapshotFeed(self._snapshot)
+        self._controller.on_change = feed.on_change
         quotas = Admission(admission.raise_descriptor_limit(), frozenset({0, os.geteuid()}))
         self.handler = RequestHandler(
             self._controller,
@@ -99,6 +113,8 @@ class Daemon:
             self._layouts,
             self._history,
             self._snapshot,
+            feed,
+            self._rehearsals,
             self._stopped,
         )
         self._metrics = self._open_metrics()
@@ -197,6 +213,7 @@ class Daemon:
             with contextlib.suppress(OSError):
                 files.trim_log(self.runtime.log)
             await self._record_running()
+            self._observe_activity()
             with contextlib.suppress(NoDriver, NodeError, OSError):
                 self._controller.observe_cards()
                 await self._cards.check_violations(self.broker.placed())
@@ -254,9 +271,24 @@ class Daemon:
     async def _snapshot(self) -> protocol.MachineSnapshot:
         scan = await self._processes.scan()
         readings = self._controller.observe_cards()
-        sample = self._cards.sample(readings)
+        self._observe_activity()
+        sample = replace(self._cards.sample(readings), activity=self._activity)
         divided = [card for card in self._layouts.cards() if card.enabled]
-        return snapshot(self.hardware, sample, self.broker, scan, self.runtime, divided)
+        return snapshot(self.hardware, sample, self._rehearsals, scan, self.runtime, divided)
+
+    def _observe_activity(self) -> None:
+        """Look at what jobs use of their cards' time, over a period that the driver's samples cover."""
+        now = time.monotonic()
+        if now - self._active_at < ACTIVITY_PERIOD_S:
+            return
+        self._active_at = now
+        self._activity = self._tracker.observe(
+            {
+                (job.id, piece.uuid): job.started_at
+                for job in self.broker.placed()
+                for piece in job.slices
+            }
+        )
 
     def _on_abandoned(self) -> None:
         """The program that this daemon was started for has ended: end all jobs, then the daemon."""

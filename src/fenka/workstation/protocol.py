@@ -25,6 +25,7 @@ from fenka.formats.mig_parted import CardTarget
 from fenka.isolation.lease_files import decode_json
 from fenka.isolation.sandbox import LeaseMounts
 from fenka.jobs.job_spec import Isolation, JobSpec
+from fenka.views.board import WhatIf, WhatIfAnswer
 from fenka.views.mig_rows import MigCardView
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -208,6 +209,21 @@ class GetSnapshot(Message, tag="get-snapshot"):
     """Request a MachineSnapshot."""
 
 
+class Watch(Message, tag="watch"):
+    """Request the next MachineSnapshot: after each change of a job, else each second, the same for all.
+
+    after: the revision of the last one that was received; 0 for none.
+    """
+
+    after: int = 0
+
+
+class AskWhatIf(Message, tag="ask-what-if"):
+    """Ask which pending requests would start. Nothing is reserved. Answered by WhatIfAnswered or Failure."""
+
+    question: WhatIf
+
+
 class StopJob(Message, tag="stop-job"):
     """End the programs of jobs, and remove pending ones from the queue first. Answered by JobsStopped."""
 
@@ -331,10 +347,11 @@ class EndedJobs(Message, tag="ended-jobs"):
 
 
 class SliceView(msgspec.Struct, frozen=True):
-    """One slice as screens show it. used_mib: None if the driver does not report it.
+    """One slice as screens show it. used_mib, busy: None if the driver does not report it.
 
     compute: percent of the card's time, 0 for no limit; compute_mode defines its meaning.
     profile, start: of the instance that it is in, uuid's; empty for a slice of a card.
+    busy: share of the card's time that its programs had lately, 0 to 1.
     """
 
     card: int
@@ -345,6 +362,7 @@ class SliceView(msgspec.Struct, frozen=True):
     compute_mode: ComputeMode = "hard"
     profile: str = ""
     start: int = 0
+    busy: float | None = None
 
 
 class JobView(msgspec.Struct, frozen=True):
@@ -359,6 +377,10 @@ class JobView(msgspec.Struct, frozen=True):
     reason: why it is pending. violations: sentences about exceeded limits.
     unreadable_pids: processes that may be in the lease and cannot be inspected; they keep it while they live.
     allow_user_namespaces: its programs may create user namespaces, in which they can undo its limits.
+    last_active: when it last had card time, or was granted if it never had any; None if that is not known.
+    refused: how often memory beyond its slice was refused; None if that is not known.
+    helps: what would let a pending job start, in sentences.
+    starts: ids of pending jobs that would start if it ended.
     """
 
     id: str
@@ -391,6 +413,10 @@ class JobView(msgspec.Struct, frozen=True):
     violations: list[str] = []
     unreadable_pids: list[int] = []
     allow_user_namespaces: bool = False
+    last_active: float | None = None
+    refused: int | None = None
+    helps: list[str] = []
+    starts: list[str] = []
 
 
 class ProcessView(msgspec.Struct, frozen=True):
@@ -408,6 +434,8 @@ class CardView(msgspec.Struct, frozen=True):
 
     utilisation: percent of the last second or so in which a kernel ran.
     unleased_mib: memory in use by no lease, which counts as taken. unleased: by whom, in a sentence.
+    free_mib: memory that new slices can have; 0 if the card takes none.
+    cordoned: it takes no new slices, because its layout is to change.
     """
 
     index: int
@@ -421,6 +449,11 @@ class CardView(msgspec.Struct, frozen=True):
     utilisation: int | None = None
     unleased_mib: int = 0
     unleased: str = ""
+    free_mib: int | None = None
+    cordoned: bool = False
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
 
 
 class InstancesListed(Message, tag="instances-listed"):
@@ -437,7 +470,10 @@ class LayoutApplied(Message, tag="layout-applied"):
 
 
 class MachineSnapshot(Message, tag="snapshot"):
-    """All cards and jobs. divided: cards in MIG mode. unleased: processes on cards that are in no lease."""
+    """All cards and jobs. divided: cards in MIG mode. unleased: processes on cards that are in no lease.
+
+    revision: grows with each answer to a Watch; only these have it.
+    """
 
     version: str
     pid: int
@@ -453,12 +489,21 @@ class MachineSnapshot(Message, tag="snapshot"):
     jobs: list[JobView]
     divided: list[MigCardView] = []
     unleased: list[ProcessView] = []
+    revision: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class WhatIfAnswered(Message, tag="what-if-answered"):
+    """The answer to AskWhatIf."""
+
+    answer: WhatIfAnswer
 
 
 ToDaemon = (
     SubmitJob
     | ConfirmLease
     | GetSnapshot
+    | Watch
+    | AskWhatIf
     | GetInstances
     | ApplyLayout
     | CancelLayout
@@ -479,6 +524,7 @@ FromDaemon = (
     | MachineSnapshot
     | InstancesListed
     | LayoutApplied
+    | WhatIfAnswered
 )
 
 encode = msgspec.json.Encoder(enc_hook=os.fspath).encode

@@ -2,7 +2,8 @@
 
 from fenka.jobs import notebook
 from fenka.local import lease_jobs, runs, service_commands, training_commands
-from fenka.local.machine_board import Surroundings, without_token
+from fenka.local.machine_board import Surroundings
+from fenka.views.board_sums import without_token
 from fenka.views.workloads import Workload
 from fenka.workstation.client import own_jobs
 from fenka.workstation.protocol import MachineSnapshot

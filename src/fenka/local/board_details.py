@@ -45,7 +45,7 @@ def detail(snapshot: MachineSnapshot, world: World, uid: int, id_: str) -> Progr
         waiting=waiting,
         explanation=[*explain(job, pending).lines, *job.violations],
         events=events,
-        refused=job.refused,
+        refused=job.refusals,
         logs=log_of(snapshot, world, uid, id_) is not None,
         mates=mates,
     )

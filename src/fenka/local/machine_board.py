@@ -1,23 +1,13 @@
 """This machine as the dashboard's messages: the daemon's snapshot in, values out; no I/O, no clock."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from fenka.core.units import card_units, units_to_mib
 from fenka.views import board
+from fenka.views.board_sums import IDLE_AFTER_S, MAX_WAITING, idle_for, people, total, without_token
 from fenka.views.workloads import ServiceVersion, Workload, workload_row
 from fenka.workstation.protocol import CardView, JobView, MachineSnapshot
-
-MAX_WAITING = 200
-"""Requests that `World.waiting` lists; `waiting_total` counts all."""
-
-HELD_S = 600.0
-"""A younger program is not called idle: it loads data or compiles."""
-
-IDLE_AFTER_S = 1800.0
-"""Without card time, before a program is called idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +67,11 @@ def world(
         unit_mib=snapshot.unit_mib,
         cards=[_card(card, snapshot, holding, pending) for card in snapshot.cards],
         programs=programs,
+        programs_total=len(programs),
         waiting=[_waiting(job, viewer) for job in pending[:MAX_WAITING]],
         waiting_total=len(pending),
         workloads=[_workload(workload, around, own) for workload in around.workloads],
-        people=_people(programs, pending),
+        people=people(programs, [(job.user, job.requested_at) for job in pending]),
         free_mib=sum(open_mib.values()),
         largest_mib=max(at_once, default=0),
         problems=[*around.problems],
@@ -178,7 +169,7 @@ def _program(
         busy=total(piece.busy for piece in job.slices),
         compute=job.slices[0].compute,
         compute_mode=job.slices[0].compute_mode,
-        idle_s=idle_s(job, around.idle_after_s, now),
+        idle_s=_idle_s(job, around.idle_after_s, now),
         starts=job.starts,
         violations=job.violations,
         own=viewer.owns(job),
@@ -186,20 +177,12 @@ def _program(
     )
 
 
-def idle_s(job: JobView, after_s: float, now: float) -> float | None:
-    """Return for how long a program has held its slice and had no card time; None if it is not idle.
-
-    Also None if that is not known, as on MIG instances.
-
-    Args:
-        job: The program.
-        after_s: Without card time, before it is called idle.
-        now: Unix seconds.
-    """
-    if job.last_active is None or job.started_at is None or now - job.started_at < HELD_S:
+def _idle_s(job: JobView, after_s: float, now: float) -> float | None:
+    """Return for how long a program has been idle; None if it is not, or that is not known."""
+    if job.started_at is None or job.last_active is None:
         return None
-    idle = now - max(job.last_active, job.started_at)
-    return idle if idle >= after_s else None
+    quiet_s = now - max(job.last_active, job.started_at)
+    return idle_for([quiet_s], now - job.started_at, after_s)
 
 
 def _waiting(job: JobView, viewer: Viewer) -> board.WaitingLine:
@@ -217,31 +200,6 @@ def _waiting(job: JobView, viewer: Viewer) -> board.WaitingLine:
         helps=job.helps,
         own=viewer.owns(job),
     )
-
-
-def _people(
-    programs: Sequence[board.ProgramLine], pending: Sequence[JobView]
-) -> list[board.PersonLine]:
-    """Return the users by what they hold, the most first."""
-    held = defaultdict[str, list[board.ProgramLine]](list)
-    for program in programs:
-        held[program.user].append(program)
-    waits = defaultdict[str, list[JobView]](list)
-    for job in pending:
-        waits[job.user].append(job)
-    lines = [
-        board.PersonLine(
-            user=user,
-            held_mib=sum(program.held_mib for program in held[user]),
-            used_mib=total(program.used_mib for program in held[user]),
-            busy=total(program.busy for program in held[user]),
-            waiting=len(waits[user]),
-            oldest=min((job.requested_at for job in waits[user]), default=None),
-            idle_mib=sum(program.held_mib for program in held[user] if program.idle_s is not None),
-        )
-        for user in {*held, *waits}
-    ]
-    return sorted(lines, key=lambda line: (-line.held_mib, line.user))
 
 
 def _workload(
@@ -268,17 +226,3 @@ def _workload(
 def _pods(workload: Workload) -> list[str]:
     """Return the names of a workload's leases."""
     return [instance.pod for instance in workload.instances if instance.pod]
-
-
-Number = TypeVar("Number", int, float)
-
-
-def total(amounts: Iterable[Number | None]) -> Number | None:
-    """Return the sum; None if one of them is not known."""
-    known = list(amounts)
-    return None if None in known else sum(amount for amount in known if amount is not None)
-
-
-def without_token(url: str) -> str:
-    """Return a URL without its query, in which notebooks have their token."""
-    return url.partition("?")[0]

@@ -378,7 +378,7 @@ class JobView(msgspec.Struct, frozen=True):
     unreadable_pids: processes that may be in the lease and cannot be inspected; they keep it while they live.
     allow_user_namespaces: its programs may create user namespaces, in which they can undo its limits.
     last_active: when it last had card time, or was granted if it never had any; None if that is not known.
-    refused: how often memory beyond its slice was refused; None if that is not known.
+    refusals: how often memory beyond its slice was refused; None if that is not known.
     helps: what would let a pending job start, in sentences.
     starts: ids of pending jobs that would start if it ended.
     """
@@ -414,7 +414,7 @@ class JobView(msgspec.Struct, frozen=True):
     unreadable_pids: list[int] = []
     allow_user_namespaces: bool = False
     last_active: float | None = None
-    refused: int | None = None
+    refusals: int | None = None
     helps: list[str] = []
     starts: list[str] = []
 

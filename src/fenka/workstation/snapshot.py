@@ -146,7 +146,7 @@ def _job(
         unreadable_pids=scan.unreadable.get(job.id, []),
         allow_user_namespaces=job.spec.allow_user_namespaces,
         last_active=_last_active(job, sample),
-        refused=None if pending else _refused(runtime, job),
+        refusals=None if pending else _refused(runtime, job),
         helps=rehearsals.sentences(outlook.helps.get(job.queue_id, NO_HELPS)) if pending else [],
         starts=[] if pending else [*outlook.starts.get(job.queue_id, ())],
     )

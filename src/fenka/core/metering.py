@@ -1,4 +1,4 @@
-"""Meters cards: whose time it was, what they held, what they used. All amounts are integers, so sums are exact.
+"""Meters cards: whose time it was, what was held and what was used. Amounts are integers, so sums are exact.
 
 An observer makes an `Observation` whenever something changes, and every few seconds. `charges` says what the
 time between two of them was: a holder's, idle, or unobserved. These together are always cards × time.

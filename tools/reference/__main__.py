@@ -16,6 +16,7 @@ from tools.reference.messages import messages_page
 from tools.reference.metrics import metrics_page
 from tools.reference.names import names_page
 from tools.reference.newcomer import newcomer_page
+from tools.reference.page_messages import messages_module
 from tools.reference.values import values_page
 
 PAGES = {
@@ -29,21 +30,22 @@ PAGES = {
     "fix/messages.md": messages_page,
     "measurements/figures.md": figures_page,
     "measurements/newcomer.md": newcomer_page,
+    "../web/src/messages.ts": messages_module,
 }
-"""The pages below docs/, and what makes them."""
+"""The files by their place from docs/, and what makes them."""
 
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or compare them."""
     stale = []
     for name, make in PAGES.items():
-        file = DOCS / name
+        file = (DOCS / name).resolve()
         text = make()
         if file.exists() and file.read_text() == text:
             continue
         stale.append(str(file.relative_to(ROOT)))
         if "--check" not in arguments:
-            file.parent.mkdir(exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
     if stale and "--check" in arguments:
         print(f"not current: {', '.join(stale)}: run `make reference`, and commit the result")

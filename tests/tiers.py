@@ -24,6 +24,7 @@ STARTERS = {
     "create_subprocess_exec",
     "fork",
     "multiprocessing",
+    "playwright",
     "posix_spawn",
     "SimulatedNode",
     "subprocess",

@@ -44,6 +44,7 @@ class PageServer:
         look: What is shown; a test may replace it, and `changed` sends it.
         posted: Paths and bodies of what the page has asked to change.
         streams: How many streams are open.
+        period_s: Between two messages of a stream, if nothing has changed.
         token: What callers of `api/` must have.
     """
 
@@ -52,7 +53,7 @@ class PageServer:
         self.posted: list[tuple[str, object]] = []
         self.streams = 0
         self._changed = asyncio.Event()
-        self._period_s = 2.0
+        self.period_s = 2.0
 
     def app(self) -> web.Application:
         """Return the application."""
@@ -97,7 +98,7 @@ class PageServer:
                     await response.write(b"event: %s\ndata: %s\n\n" % (name.encode(), data))
                 count += 1
                 try:
-                    async with asyncio.timeout(self._period_s):
+                    async with asyncio.timeout(self.period_s):
                         await self._changed.wait()
                 except TimeoutError:
                     pass

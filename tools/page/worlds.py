@@ -356,7 +356,10 @@ class _Cluster:
         ]  # fmt: skip
 
     def _workloads(self) -> list[WorkloadLine]:
-        loss = [(step * 500, 6.1 * math.exp(-step / 9) + 1.3 + 0.07 * math.sin(step)) for step in range(40)]
+        loss = [
+            (step * 500, 6.1 * math.exp(-step / 9) + 1.3 + 0.07 * math.sin(step))
+            for step in range(40)
+        ]
         return [
             WorkloadLine("resnet", "vision", "training", "running", self._at - 52_000, loss=loss,
                          programs=[f"resnet-worker-{index}" for index in range(4)]),
@@ -417,7 +420,9 @@ class _Cluster:
         return nodes
 
 
-def thousand_nodes(at: float, nodes: int = 1000, cards: int = 8, seed: int = 7) -> tuple[World, Fleet]:
+def thousand_nodes(
+    at: float, nodes: int = 1000, cards: int = 8, seed: int = 7
+) -> tuple[World, Fleet]:
     """Return a large cluster. seed: of who is busy, so that a later look differs a little."""
     steady, lively = random.Random(3), random.Random(seed)
     names = [f"gpu-{number:04}" for number in range(nodes)]
@@ -441,7 +446,9 @@ def thousand_nodes(at: float, nodes: int = 1000, cards: int = 8, seed: int = 7) 
         note = "cordoned: kubectl uncordon " + name if cordoned else ""
         model = "NVIDIA H100 80GB HBM3" if number % 3 else "NVIDIA A100-SXM4-80GB"
         lines.append(
-            NodeLine(name, state, model, cards, 79 * cards, free, 1024, note, seen_at=at - number % 15)
+            NodeLine(
+                name, state, model, cards, 79 * cards, free, 1024, note, seen_at=at - number % 15
+            )
         )
     world = World(
         at, "cluster", "kube-large", VERSION, False, 1024, [], [], [], 0, nodes=lines,
@@ -480,7 +487,9 @@ def timeline(at: float, span_s: int, program: bool, limit_mib: float, total_mib:
     def wave(number: int) -> float:
         return 0.55 + 0.3 * math.sin(number / 17) + 0.08 * math.sin(number / 2.3)
 
-    memory = [series("used", "MiB", lambda number: limit_mib * min(0.97, 0.3 + number / 260), limit_mib)]
+    memory = [
+        series("used", "MiB", lambda number: limit_mib * min(0.97, 0.3 + number / 260), limit_mib)
+    ]
     if program:
         shares = [
             series("busy", "share", lambda number: 0.4 * min(1.0, wave(number) + 0.2), 0.4),
@@ -495,7 +504,12 @@ def timeline(at: float, span_s: int, program: bool, limit_mib: float, total_mib:
     return Timeline(
         [
             *memory,
-            series("held", "MiB", lambda number: total_mib * (0.57 if number < 90 else 0.857), total_mib),
+            series(
+                "held",
+                "MiB",
+                lambda number: total_mib * (0.57 if number < 90 else 0.857),
+                total_mib,
+            ),
             series("busy", "share", wave),
             series("temperature", "celsius", lambda number: 38 + 14 * wave(number)),
             series("power", "watt", lambda number: 20 + 40 * wave(number), 70.0),

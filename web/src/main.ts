@@ -2,8 +2,6 @@ import { mount } from "svelte";
 import App from "./App.svelte";
 import "./page.css";
 import { live } from "./state/live.svelte";
-import { takeToken } from "./state/token";
 
-takeToken();
 live.start();
 mount(App, { target: document.getElementById("page")! });

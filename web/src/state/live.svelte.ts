@@ -27,6 +27,8 @@ class Live {
 
   start(): void {
     document.addEventListener("visibilitychange", () => this.#follow());
+    // A new address with a token was opened in this tab.
+    addEventListener("hashchange", () => this.locked && this.restart());
     setInterval(() => this.#tick(), 1000);
     this.#follow();
   }

@@ -1,4 +1,5 @@
 /** Which screen is shown: the part of the address after `#`, such as `#/program/ID`. */
+import { takeToken } from "./token";
 
 class Route {
   /** The words of the path, decoded. */
@@ -22,6 +23,7 @@ class Route {
 }
 
 function read(): string[] {
+  takeToken();
   const path = location.hash.replace(/^#\/?/, "");
   try {
     return path.split("/").filter(Boolean).map(decodeURIComponent);

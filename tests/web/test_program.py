@@ -1,0 +1,175 @@
+"""What one program did, what may be done to it, and the tables of who has how much."""
+
+import csv
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from playwright.sync_api import Page, expect
+
+from fenka.views.board import Fleet, World
+from tests.web.browser import Watched
+from tests.web.conftest import Serve
+from tools.page import worlds
+
+SCRIPT = "<img src=x onerror=globalThis.ran=1>"
+
+
+def _open(watched: Watched, url: str, screen: str) -> Page:
+    page = watched.page
+    page.goto(url)
+    expect(page.locator("h1")).to_be_visible()
+    page.evaluate("screen => { location.hash = `#/${screen}`; }", screen)
+    return page
+
+
+def test_program_tells_all_of_it(serve: Serve, watched: Watched) -> None:
+    """Held, used and busy are three numbers; refusals are marks in the history."""
+    page = _open(watched, serve("workstation").entry, "program/job-0")
+    expect(page.locator("h1")).to_have_text("tf-notebook")
+    figures = page.locator("dl").first
+    for text in ("4 = 4308 MiB", "4307 of 4308 MiB", "38 %", "40 % hard", "1 ×"):
+        expect(figures).to_contain_text(text)
+    expect(
+        page.get_by_role("img", name=re.compile(r"Memory\. used: .* of 4308 MiB"))
+    ).to_be_visible()
+    expect(page.get_by_role("region", name="History")).to_contain_text("refused: 512 MiB beyond")
+    expect(page.get_by_role("region", name="Events")).to_contain_text("resized from 3 to 4")
+    expect(page.get_by_role("button", name="Stop")).to_have_count(0)
+
+
+def test_waiting_program_has_the_whole_explanation(serve: Serve, watched: Watched) -> None:
+    """It is that of `fenka why`."""
+    page = _open(watched, serve("workstation").entry, "program/job-3")
+    why = page.get_by_role("region", name="Why it waits")
+    expect(why).to_contain_text("tf-notebook-4 waits at position 1 of 1.")
+    expect(why).to_contain_text("0/1 GPUs fit: 1 too little memory")
+    expect(why).to_contain_text("fenka why tf-notebook-4")
+
+
+def test_own_program_is_stopped_by_keyboard(serve: Serve, watched: Watched) -> None:
+    """A question comes first, and Escape takes it back."""
+    server = serve("workstation")
+    page = _open(watched, server.entry, "program/job-1")
+    page.get_by_role("button", name="Stop tf-notebook-2").focus()
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog", name="Stop tf-notebook-2?")
+    expect(dialog).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    assert server.server.posted == []
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_hidden()
+    assert server.server.posted == [("/api/stop/job-1", {})]
+
+
+def test_own_program_is_resized(serve: Serve, watched: Watched) -> None:
+    """Only what was typed is changed."""
+    server = serve("workstation")
+    page = _open(watched, server.entry, "program/job-1")
+    page.get_by_role("button", name="Resize").click()
+    page.get_by_role("textbox", name=re.compile("^Memory")).fill("6GiB")
+    page.get_by_role("textbox", name=re.compile("^Memory")).press("Enter")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    assert server.server.posted == [("/api/resize/job-1", {"gpu_mem": "6GiB", "gpu_core": None})]
+
+
+def test_output_of_an_own_program_is_shown(serve: Serve, watched: Watched) -> None:
+    """That of others is not offered."""
+    server = serve("workstation")
+    page = _open(watched, server.entry, "program/job-1")
+    expect(page.get_by_role("log", name="Output")).to_contain_text("epoch 30 loss 0.282")
+    page.goto(f"{server.url}#/program/job-0")
+    expect(page.locator("h1")).to_have_text("tf-notebook")
+    expect(page.get_by_role("log")).to_have_count(0)
+
+
+def test_unknown_program_leads_back(serve: Serve, watched: Watched) -> None:
+    """A link may be older than its program."""
+    watched.expected.append("404")
+    page = _open(watched, serve("workstation").entry, "program/gone%20%2F")
+    expect(page.locator("h1")).to_have_text("There is no program “gone /”")
+    page.get_by_role("link", name="Back to the start").click()
+    expect(page.get_by_text("4307 of 4308 MiB")).to_be_visible()
+
+
+def test_script_in_names_is_text(serve: Serve, watched: Watched) -> None:
+    """Names, users and sentences come from others."""
+
+    def hostile(at: float, _: int) -> tuple[World, Fleet | None]:
+        data = msgspec.json.encode(worlds.workstation(at)).decode()
+        for word in ("tf-notebook-4", "tf-notebook-3", '"ben"', "1 too little memory"):
+            data = data.replace(word, SCRIPT if word[0] != '"' else f'"{SCRIPT}"')
+        return msgspec.json.decode(data, type=World), None
+
+    server = serve(hostile)
+    page = _open(watched, server.entry, "cards")
+    expect(page.get_by_role("link", name=SCRIPT).first).to_be_visible()
+    for screen in ("queue", "program/job-2", "idle", "people", "workloads", "what-if"):
+        page.goto(f"{server.url}#/{screen}")
+        expect(page.get_by_text(SCRIPT).first).to_be_attached()
+    assert page.evaluate("globalThis.ran") is None
+    assert page.locator("main img").count() == 0
+
+
+def test_idle_programs_name_whom_they_keep_waiting(serve: Serve, watched: Watched) -> None:
+    """One's own can be stopped from there."""
+    page = _open(watched, serve("workstation").entry, "idle")
+    expect(page.locator("h1")).to_have_text("1 program holds 4.2 GiB and computes nothing")
+    row = page.get_by_role("row").filter(has_text="tf-notebook-3")
+    expect(row).to_contain_text("3 h 1 m")
+    expect(row.get_by_role("link", name="tf-notebook-4")).to_be_visible()
+    expect(row.get_by_role("button", name="Stop tf-notebook-3")).to_be_visible()
+
+
+def _saved(page: Page, tmp_path: Path) -> list[dict[str, Any]]:
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Save as CSV").click()
+    file = tmp_path / waiting.value.suggested_filename
+    waiting.value.save_as(file)
+    return [*csv.DictReader(file.open(newline=""))]
+
+
+def test_people_are_saved_as_csv(serve: Serve, watched: Watched, tmp_path: Path) -> None:
+    """The page makes the file; a name that a spreadsheet would run is quoted."""
+
+    def formula(at: float, _: int) -> tuple[World, Fleet | None]:
+        world = worlds.workstation(at)
+        first = msgspec.structs.replace(world.people[0], user='=HYPERLINK("x"),1')
+        return msgspec.structs.replace(world, people=[first, *world.people[1:]]), None
+
+    page = _open(watched, serve(formula).entry, "people")
+    rows = _saved(page, tmp_path)
+    assert [row["user"] for row in rows] == ["ben", '\'=HYPERLINK("x"),1', "cara"]
+    assert rows[0]["held MiB"] == "8616"
+    assert rows[2]["waiting"] == "1"
+
+
+def test_what_if_asks_and_answers(serve: Serve, watched: Watched) -> None:
+    """Cards are added and programs ended on paper; each can be taken back."""
+    page = _open(watched, serve("workstation").entry, "what-if")
+    page.get_by_role("button", name="Add").click()
+    answer = page.get_by_role("region", name="Answer")
+    expect(answer).to_contain_text("1 of 1 start: tf-notebook-4")
+    page.get_by_role("button", name="Take Tesla T4 back").click()
+    expect(answer).to_have_count(0)
+    page.get_by_label("Program").select_option("job-2")
+    page.get_by_role("button", name="End").click()
+    expect(answer).to_contain_text("1 of 1 start: tf-notebook-4")
+    expect(page.get_by_role("list", name="Asked")).to_contain_text("tf-notebook-3 ended")
+
+
+def test_workloads_have_loss_address_and_requests(serve: Serve, watched: Watched) -> None:
+    """Trainings, notebooks and services, each with what matters of it."""
+    page = _open(watched, serve("cluster").entry, "workloads")
+    trainings = page.get_by_role("region", name="Trainings")
+    expect(trainings.get_by_role("listitem").filter(has_text="resnet-worker-0")).to_contain_text(
+        "loss 1.448 at step 19,500"
+    )
+    chat = page.get_by_role("region", name="Services").get_by_role("listitem").first
+    for text in ("chat v2", "3 of 5", "212.4 /s", "37"):
+        expect(chat).to_contain_text(text)
+    expect(page.get_by_role("link", name="http://notebook.default.example.org")).to_be_visible()

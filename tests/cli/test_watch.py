@@ -6,7 +6,9 @@ import pytest
 from textual.widgets import DataTable, Input, Static
 
 from fenka.cli.watch import UNKNOWN, Watch, card_bar, card_names, card_title, program_cells, summary
+from fenka.core.errors import INVALID_INPUT
 from fenka.views.board import CardTile, ProgramLine, SliceTile, WaitingLine, World
+from tests.cli.command import fenka
 
 MIB = 15079
 FOUR = 4308
@@ -194,3 +196,10 @@ async def test_screen_shows_cards_queue_and_problems() -> None:
         top = str(app.query_one("#summary", Static).render())
         assert "the fenka daemon does not answer" in top
         assert "simulated cards" in top
+
+
+def test_watching_without_a_terminal_is_refused() -> None:
+    """A pipe would receive escape sequences."""
+    result = fenka("top", "--watch")
+    assert result.exit_code == INVALID_INPUT
+    assert "--watch needs a terminal: `fenka top node` prints once" in result.stderr

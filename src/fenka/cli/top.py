@@ -4,6 +4,7 @@ The layouts are drawn from `NodeRow`s, which know nothing of where the numbers c
 in `compat/arena.py`, drawn from the same rows.
 """
 
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -11,11 +12,19 @@ from typing import Annotated, Literal
 import typer
 
 from fenka.cli import cluster, tables
-from fenka.cli.common_options import DetailsOption, OutputOption, Target, group, register
+from fenka.cli.common_options import (
+    DetailsOption,
+    OutputOption,
+    Target,
+    group,
+    register,
+    register_bare,
+)
 from fenka.cli.error_report import UserError
 from fenka.cli.screen_layouts import LayoutOption, instances_screen, uses_arena
 from fenka.cli.workloads.show import top_job
 from fenka.cli.world import snapshot_here
+from fenka.core.errors import INVALID_INPUT
 from fenka.core.units import format_units, percent
 from fenka.dialects.base import GIB_MIB, unit_name
 from fenka.kubernetes.api_client import Api
@@ -26,7 +35,9 @@ RULE, UNHEALTHY_RULE, SHAREABLE_RULE, BOTH_RULE = 89, 99, 96, 107
 """Lengths of arena's rule, by the optional columns above it."""
 
 
-app = group("Show how much of the cards is allocated.")
+SUMMARY = "Show how much of the cards is allocated and used."
+
+app = group(SUMMARY)
 
 NodeMode = Literal["n", "none", "e", "exclusive", "t", "topology", "s", "share"]
 """Kinds of nodes, as arena's letters and words."""
@@ -98,6 +109,28 @@ def node(
         tables.print_lines(lines)
 
 
+def top(
+    target: Target,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="live, with bars and keys; q ends it")
+    ] = False,
+) -> None:
+    """Show the screen that follows what happens, or print `fenka top node`. Raises UserError."""
+    if not watch:
+        node(target, ViewOptions())
+        return
+    if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):
+        raise UserError("--watch needs a terminal: `fenka top node` prints once", INVALID_INPUT)
+    # It imports Textual, which takes longer than printing a screen.
+    from fenka.cli.watch import watch_cluster, watch_machine
+
+    if snapshot_here(target) is not None:
+        watch_machine()
+    else:
+        watch_cluster(target)
+
+
+register_bare(app, top, SUMMARY)
 register(app, node, "Show the cards of this machine or cluster, and their allocation.")
 register(app, top_job, "Show the cards of training jobs.", name="job")
 

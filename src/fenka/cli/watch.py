@@ -3,6 +3,8 @@
 It shows the same values as the dashboard's page. What is not known is `–`.
 """
 
+import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import ClassVar, Literal
 
@@ -13,16 +15,25 @@ from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Input, Static
 
-from fenka.cli.common_options import short_duration
+from fenka.cli.common_options import Target, short_duration
 from fenka.cli.tables import escape
+from fenka.dashboard.cluster_live import ClusterLive
+from fenka.dashboard.live import Live
+from fenka.dashboard.surroundings import look_around
+from fenka.kubernetes.api_client import Api
+from fenka.local.machine_board import Viewer
 from fenka.views.board import CardTile, ProgramLine, SliceTile, WaitingLine, World
+from fenka.workstation import paths
+
+Source = Callable[[], AsyncIterator[World]]
+"""Yields what to show, each time that it changes."""
 
 UNKNOWN = "–"
 
 USED, HELD, FREE = "█", "░", " "
 """Of a slice's bar: memory in use, memory that is held and not used, memory that nobody holds."""
 
-Key = Literal["card", "memory", "busy", "idle", "user"]
+SortKey = Literal["card", "memory", "busy", "idle", "user"]
 
 _SLICE_STYLES = tuple(
     Style(color=color) for color in ("cyan", "green", "yellow", "magenta", "blue")
@@ -30,7 +41,7 @@ _SLICE_STYLES = tuple(
 _QUIET = Style(dim=True)
 _LOUD = Style(bold=True, color="red")
 
-_ORDERS: dict[Key, Callable[[ProgramLine], tuple[object, ...]]] = {
+_ORDERS: dict[SortKey, Callable[[ProgramLine], tuple[object, ...]]] = {
     "card": lambda line: (line.cards, line.name),
     "memory": lambda line: (-line.held_mib, line.name),
     "busy": lambda line: (-(line.busy or 0), line.name),
@@ -181,6 +192,7 @@ class Watch(App[None]):
     Input { display: none; }
     Input.shown { display: block; }
     """
+    ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         ("q", "quit", "quit"),
         ("c", "order('card')", "by card"),
@@ -192,11 +204,11 @@ class Watch(App[None]):
         ("slash", "filter", "filter"),
     ]
 
-    def __init__(self, follow: Callable[[], AsyncIterator[World]]) -> None:
+    def __init__(self, follow: Source) -> None:
         super().__init__()
         self._follow = follow
         self._world: World | None = None
-        self._order: Key = "card"
+        self._order: SortKey = "card"
         self._own, self._filter = False, ""
 
     def compose(self) -> ComposeResult:
@@ -252,7 +264,7 @@ class Watch(App[None]):
         """Draw the bars as wide as the terminal is now."""
         self.show()
 
-    def action_order(self, key: Key) -> None:
+    def action_order(self, key: SortKey) -> None:
         """Sort the programs."""
         self._order = key
         self.show()
@@ -282,3 +294,45 @@ class Watch(App[None]):
         """Show all programs again."""
         self.query_one(Input).value = ""
         self.on_input_submitted()
+
+
+PERIOD_S = 1.0
+"""Between two looks for what has changed."""
+
+
+async def _worlds(live: Live | ClusterLive) -> AsyncIterator[World]:
+    """Yield what is known, as long as somebody looks."""
+    following = asyncio.create_task(live.run())
+    try:
+        shown = None
+        while True:
+            if following.done():
+                following.result()
+            world = live.world()
+            if world is not None and world != shown:
+                yield world
+            shown = world
+            await asyncio.sleep(PERIOD_S)
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+def watch_machine() -> None:
+    """Show this machine until the user ends it."""
+
+    def follow() -> AsyncIterator[World]:
+        return _worlds(Live(paths.current(), Viewer(os.geteuid()), look_around))
+
+    Watch(follow).run()
+
+
+def watch_cluster(target: Target) -> None:
+    """Show a cluster until the user ends it. Raises UserError."""
+
+    async def follow() -> AsyncIterator[World]:
+        async with await Api.connect(target.kubeconfig, target.context) as api:
+            async for world in _worlds(ClusterLive(api, api.server)):
+                yield world
+
+    Watch(follow).run()

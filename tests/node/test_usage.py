@@ -1,5 +1,6 @@
 """Usage, violations and metrics, from /proc, accounts that tenants may corrupt, and cards."""
 
+import functools
 import os
 import socket
 import subprocess
@@ -24,9 +25,11 @@ from fenka.isolation.lease_files import card_limits
 from fenka.node.lease import pod_processes
 from fenka.node.lease.store import Lease
 from fenka.node.monitor.metrics import Exporter
+from fenka.node.monitor.readings import encode_reading, node_reading
 from fenka.node.monitor.usage import NodeUsage, SliceUsage, Usage
 from fenka.server.listener import listening_socket
 from fenka.server.probes import serve_probes
+from fenka.views.readings import CardReading, NodeReading, SliceReading
 from tests.node.harness import card, lease_files
 
 POD = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1"
@@ -403,6 +406,28 @@ def test_metrics_in_gpu_managers_names_are_unchanged() -> None:
     assert text[start:] == GPU_MANAGERS
 
 
+def test_reading_for_the_dashboard_has_what_leases_use() -> None:
+    """300 of 4096 MiB by the driver, a quarter of the card's time, and a limit that is exceeded."""
+    slices = [Slice(0, card(0).uuid, 4096, 40)]
+    lease = Lease(POD, "default", "p", "c", slices, slices, {})
+    used = SliceUsage("t", lease, slices[0], 0, 300 * MIB, 1, 0.25, 0.2)
+    uuid = card(0).uuid
+    exporter = Exporter("n1")
+    exporter.sample = NodeUsage(
+        (used,), (card(0),), {uuid: Reading(uuid, 400, 62, 49, 29.5, 70.0)}, over_memory=(used,)
+    )
+    exporter.activity = {("t", uuid): Activity(50, 2.5, 120, 0.25)}
+    reading = msgspec.json.decode(encode_reading(exporter, 150.0), type=NodeReading)
+    sentence = f"holds more than its 4096 MiB of {uuid}, as the driver reports"
+    assert reading == NodeReading(
+        150.0,
+        [CardReading(uuid, 400, 0.62, 49, 29.5, 70.0)],
+        [SliceReading(POD, uuid, 300, 0.25, 30.0, sentence)],
+    )
+    exporter.activity = {}
+    assert node_reading(exporter, 150.0).slices[0].idle_s is None
+
+
 async def test_port_serves_metrics_and_readiness(unused_tcp_port: int) -> None:
     """Metrics are text."""
     problem, exporter = "not registered with the kubelet", Exporter("n1")
@@ -413,7 +438,9 @@ async def test_port_serves_metrics_and_readiness(unused_tcp_port: int) -> None:
             return answer.status, await answer.text()
 
     listening = listening_socket(None, unused_tcp_port)
-    async with serve_probes(listening, lambda: problem, exporter.text):
+    usage = functools.partial(encode_reading, exporter, 100.0)
+    async with serve_probes(listening, lambda: problem, exporter.text, usage=usage):
+        assert await ask("/usage") == (200, "[100.0,[],[]]")
         assert await ask("/healthz") == (200, "ok\n")
         assert (await ask("/readyz"))[0] == 503
         problem = ""

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import re
+import time
 import tomllib
 from collections.abc import (
     Awaitable,
@@ -41,6 +42,7 @@ from fenka.node.lease.store import LeaseStore
 from fenka.node.mig_instances import NodeInstances
 from fenka.node.monitor.metrics import Exporter
 from fenka.node.monitor.monitor import FeedbackLoop, HealthMonitor, Monitor, ViolationPolicy
+from fenka.node.monitor.readings import encode_reading
 from fenka.node.monitor.usage import Usage
 from fenka.node.node_api import NodeApi
 from fenka.node.program import Edges, assemble
@@ -322,7 +324,12 @@ async def _serve(
             if config.metrics_port is not None:
                 listening = listening_socket(None, config.metrics_port)
                 await stack.enter_async_context(
-                    serve_probes(listening, lambda: program.agent.problem, exporter.text)
+                    serve_probes(
+                        listening,
+                        lambda: program.agent.problem,
+                        exporter.text,
+                        usage=lambda: encode_reading(exporter, time.time()),
+                    )
                 )
             async with working_until(stop, *work):
                 await program.agent.drain()

@@ -1,4 +1,7 @@
-"""Each program's answers to its kubelet and to Prometheus: `/healthz`, `/readyz` and `/metrics`."""
+"""Each program's answers to its kubelet and to Prometheus: `/healthz`, `/readyz` and `/metrics`.
+
+A node's program also answers the dashboard: `/usage`.
+"""
 
 import contextlib
 import socket
@@ -56,8 +59,21 @@ def serve_probes(
     problem: Callable[[], str],
     metrics: Metrics | None = None,
     refresh: Refresh | None = None,
+    usage: Callable[[], bytes] | None = None,
 ) -> contextlib.AbstractAsyncContextManager[None]:
-    """Serve the routes to everybody on this socket while the block runs. Arguments as of `add_probes`."""
+    """Serve the routes to everybody on this socket while the block runs.
+
+    Args:
+        listening: the socket.
+        problem, metrics, refresh: as of `add_probes`.
+        usage: returns the JSON of `/usage`.
+    """
     app = web.Application()
     add_probes(app, problem, metrics, refresh)
+    if usage is not None:
+
+        async def show_usage(_: web.Request) -> web.Response:
+            return web.Response(body=usage(), content_type="application/json")
+
+        app.router.add_get("/usage", show_usage)
     return serve_app(app, listening, HttpListener(max_connections=MAX_READERS))

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -37,6 +38,7 @@ from fenka.kubernetes.reader import (
 from fenka.local.views import explain_jobs
 from fenka.views.cluster_workloads import training_jobs
 from fenka.views.workloads import TRAINERS, instance_name
+from fenka.workstation import paths
 
 MAX_NAMES = 3
 """Nodes to name of those that have the same reasons."""
@@ -66,15 +68,18 @@ def why(
 
 def _explained_here(target: Target, name: str, output: str) -> bool:
     """Explain a job of this machine; return False if it has none of this name. Raises UserError."""
+    from fenka.workstation.client import get_helps
+
     snapshot = snapshot_here(target)
-    explanations = explain_jobs(snapshot, name) if snapshot else []
+    helps_of = partial(get_helps, paths.current())
+    explanations = explain_jobs(snapshot, name, helps_of) if snapshot else []
     if snapshot and not explanations:
         # It imports the supervisor, which most explanations need not.
         from fenka.local.service_commands import versions
 
         replicas = [replica for version in versions(name) for replica in version.instances]
         explanations = [
-            line for replica in replicas for line in explain_jobs(snapshot, replica.pod)
+            line for replica in replicas for line in explain_jobs(snapshot, replica.pod, helps_of)
         ]
     if not explanations:
         if target.local:

@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -122,17 +122,31 @@ class Explanation(msgspec.Struct, frozen=True):
         return [self.summary, *(helps if self.helps else [])]
 
 
-def explain_jobs(snapshot: MachineSnapshot, name: str) -> list[Explanation]:
-    """Return why each of this user's jobs of this name waits or runs; else of all users' jobs."""
+def explain_jobs(
+    snapshot: MachineSnapshot, name: str, helps_of: Callable[[str], list[str]]
+) -> list[Explanation]:
+    """Return why each of this user's jobs of this name waits or runs; else of all users' jobs.
+
+    helps_of: returns what would let a pending job start, by its id.
+    """
     named = [job for job in snapshot.jobs if name in (job.name, job.gang, job.id)]
     own = [job for job in named if job.uid == os.geteuid()]
     pending = sum(job.position is not None for job in snapshot.jobs)
-    return [explain(job, pending) for job in own or named]
+    return [
+        explain(job, pending, helps_of(job.id) if job.position is not None else [])
+        for job in own or named
+    ]
 
 
-def explain(job: JobView, pending: int) -> Explanation:
-    """Return why a job waits or runs. pending: how many requests wait."""
-    return Explanation(job.name, job.state, _explanation(job, pending), job.helps)
+def explain(job: JobView, pending: int, helps: list[str]) -> Explanation:
+    """Return why a job waits or runs.
+
+    Args:
+        job: The job.
+        pending: How many requests wait.
+        helps: What would let it start.
+    """
+    return Explanation(job.name, job.state, _explanation(job, pending), helps)
 
 
 def _explanation(job: JobView, pending: int) -> str:

@@ -622,35 +622,50 @@ class Broker:
         MIG instances stay as they are: other ones that could take their place are not considered.
 
         Args:
-            ended: Queue ids that no longer hold anything, nor wait.
+            ended: Queue ids that end one after the other, or no longer wait.
             added: Cards that are there, too.
             now: Unix seconds.
             most: The number of requests to serve, in their order; None for all.
             replaced: Other requests for pending queue ids.
         """
-        gone = {job.id for queue_id in ended for job in self.jobs_of(queue_id)}
-        view = UsageOverlay(self.ledger)
-        for job in self.placed():
-            if job.id in gone and job.placement:
-                view.remove(job.placement)
+        waiting = {id_: request for id_, request in self._queue.items() if id_ not in ended}
+        for id_, requests in (replaced or {}).items():
+            waiting[id_] = replace(waiting[id_], requests=requests)
+        view, allocations = UsageOverlay(self.ledger), dict(self._allocations)
         node = replace(self.node, cards=(*self.node.cards, *added))
-        pending = self._ordered([a for id_, a in self._allocations.items() if id_ not in gone], now)
-        requests = [
-            replace(request, requests=replaced[request.id])
-            if replaced and request.id in replaced
-            else request
-            for request in pending
-            if request.id not in ended
-        ]
         backfill = Backfill(self.policy, self._backfill.depth)
-        return self._serve(backfill, node, view, requests[:most], gone, now)[0]
+        placed: list[tuple[str, tuple[Placement, ...]]] = []
+        ending = [job for queue_id in ended for job in self.jobs_of(queue_id) if job.placement]
+        # One after the other, as they end: what one leaves may be granted before the next has ended.
+        for job in ending or (None,):
+            if job and job.placement:
+                view.remove(job.placement)
+                del allocations[job.id]
+            ordered = self._ordered(waiting.values(), [*allocations.values()], now)
+            result, node = self._serve(
+                backfill, node, view, ordered[:most], [*allocations.values()], now
+            )
+            placed += result.placed
+            for id_, placements in result.placed:
+                request = waiting.pop(id_)
+                for rank, placement in enumerate(placements):
+                    view.add(placement)
+                    limit_s = request.time_limit_s
+                    deadline = None if limit_s is None else now + limit_s
+                    allocations[f"{id_}/{rank}"] = queue.Allocation(
+                        placement, deadline, request.user
+                    )
+        return queue.SchedulingResult(tuple(placed), result.pending)
 
     def _ordered(
-        self, allocations: Sequence[queue.Allocation], now: float
+        self,
+        waiting: Iterable[queue.PendingRequest],
+        allocations: Sequence[queue.Allocation],
+        now: float,
     ) -> list[queue.PendingRequest]:
         held = held_by_user({self.node.name: allocations})
         past = queue.history_lookup(held, self.usage_history, now)
-        return queue.queue_order(self._queue.values(), past, self._fairness, now)
+        return queue.queue_order(waiting, past, self._fairness, now)
 
     def _serve(
         self,
@@ -658,15 +673,14 @@ class Broker:
         node: Node,
         view: UsageView,
         ordered: Sequence[queue.PendingRequest],
-        gone: Collection[str],
+        allocations: Sequence[queue.Allocation],
         now: float,
     ) -> tuple[queue.SchedulingResult, Node]:
-        """Return the result, and the node with the instances that it needs. gone: jobs that hold nothing."""
+        """Return the result, and the node with the instances that it needs."""
         holders: dict[DeviceId, list[str]] = {}
         for job in self.placed():
-            for piece in job.slices if job.id not in gone else ():
+            for piece in job.slices:
                 holders.setdefault(piece.uuid, []).append(job.name)
-        allocations = [a for id_, a in self._allocations.items() if id_ not in gone]
         placer = InstancePlacer(node, view, self.division, holders)
         timeline = Timeline((node,), {node.name: allocations}, now)
         result = complete(backfill.serve(ordered, placer, timeline, now))
@@ -675,8 +689,11 @@ class Broker:
     def _schedule(self, now: float, *, evict: bool = True) -> list[Effect]:
         effects: list[Effect] = []
         self.changes += 1
-        ordered = self._ordered(list(self._allocations.values()), now)
-        result, node = self._serve(self._backfill, self.node, self.ledger, ordered, (), now)
+        allocations = [*self._allocations.values()]
+        ordered = self._ordered(self._queue.values(), allocations, now)
+        result, node = self._serve(
+            self._backfill, self.node, self.ledger, ordered, allocations, now
+        )
         if node is not self.node:
             self._set_node(node)
         for queue_id, placements in result.placed:

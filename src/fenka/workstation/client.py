@@ -250,6 +250,16 @@ def known_snapshot() -> protocol.MachineSnapshot | None:
         return None
 
 
+def get_helps(runtime: Runtime, job_id: str) -> list[str]:
+    """Return what would let a pending job start, in sentences; none if the daemon is too old to tell.
+
+    Raises DaemonUnavailable, ProtocolMismatch.
+    """
+    with contextlib.suppress(RequestFailed), DaemonConnection(runtime) as connection:
+        return connection.request(protocol.GetHelps(job_id), protocol.HelpsListed).helps
+    return []
+
+
 def own_jobs(snapshot: protocol.MachineSnapshot | None) -> list[protocol.JobView]:
     """Return this user's jobs: names of jobs are each user's own."""
     jobs = snapshot.jobs if snapshot else []

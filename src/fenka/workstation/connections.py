@@ -254,6 +254,7 @@ class RequestHandler:
         message: protocol.GetSnapshot
         | protocol.Watch
         | protocol.AskWhatIf
+        | protocol.GetHelps
         | protocol.GetInstances
         | protocol.GetEnded,
     ) -> protocol.Message:
@@ -266,6 +267,8 @@ class RequestHandler:
             case protocol.AskWhatIf():
                 answer = self.rehearsals.answer(message.question, time.time())
                 return protocol.WhatIfAnswered(answer)
+            case protocol.GetHelps():
+                return protocol.HelpsListed(await self.rehearsals.helps(message.id))
             case protocol.GetInstances():
                 return self.layouts.describe()
             case protocol.GetEnded():

@@ -100,8 +100,8 @@ class Daemon:
         self._tracker = ActivityTracker(self._feedback.busy_s)
         self._activity: Mapping[tuple[str, str], Activity] = {}
         self._active_at = 0.0
-        feed = SnapshotFeed(self._snapshot)
-        self._controller.on_change = feed.on_change
+        self._feed = SnapshotFeed(self._watched_snapshot)
+        self._controller.on_change = self._feed.on_change
         quotas = Admission(admission.raise_descriptor_limit(), frozenset({0, os.geteuid()}))
         self.handler = RequestHandler(
             self._controller,
@@ -113,7 +113,7 @@ class Daemon:
             self._layouts,
             self._history,
             self._snapshot,
-            feed,
+            self._feed,
             self._rehearsals,
             self._stopped,
         )
@@ -275,6 +275,15 @@ class Daemon:
         sample = replace(self._cards.sample(readings), activity=self._activity)
         divided = [card for card in self._layouts.cards() if card.enabled]
         return snapshot(self.hardware, sample, self._rehearsals, scan, self.runtime, divided)
+
+    async def _watched_snapshot(self) -> protocol.MachineSnapshot:
+        """Return a snapshot for those who watch, who are told what would help as soon as it is found."""
+        self._controller.spawn(self._look_ahead())
+        return await self._snapshot()
+
+    async def _look_ahead(self) -> None:
+        if await self._rehearsals.look():
+            self._feed.on_change()
 
     def _observe_activity(self) -> None:
         """Look at what jobs use of their cards' time, over a period that the driver's samples cover."""

@@ -263,6 +263,12 @@ class ResizeJob(Message, tag="resize-job"):
     gpu_core_mode: ComputeMode | None = None
 
 
+class GetHelps(Message, tag="get-helps"):
+    """Ask what would let a pending job start. Answered by HelpsListed."""
+
+    id: str
+
+
 class GetInstances(Message, tag="get-instances"):
     """Request an InstancesListed."""
 
@@ -379,8 +385,8 @@ class JobView(msgspec.Struct, frozen=True):
     allow_user_namespaces: its programs may create user namespaces, in which they can undo its limits.
     last_active: when it last had card time, or was granted if it never had any; None if that is not known.
     refusals: how often memory beyond its slice was refused; None if that is not known.
-    helps: what would let a pending job start, in sentences.
-    starts: ids of pending jobs that would start if it ended.
+    helps: what would let a pending job start, in sentences; only in answers to Watch.
+    starts: ids of pending jobs that would start if it ended; only there, too.
     """
 
     id: str
@@ -498,12 +504,19 @@ class WhatIfAnswered(Message, tag="what-if-answered"):
     answer: WhatIfAnswer
 
 
+class HelpsListed(Message, tag="helps-listed"):
+    """Sentences, each of which alone would let the job start."""
+
+    helps: list[str]
+
+
 ToDaemon = (
     SubmitJob
     | ConfirmLease
     | GetSnapshot
     | Watch
     | AskWhatIf
+    | GetHelps
     | GetInstances
     | ApplyLayout
     | CancelLayout
@@ -525,6 +538,7 @@ FromDaemon = (
     | InstancesListed
     | LayoutApplied
     | WhatIfAnswered
+    | HelpsListed
 )
 
 encode = msgspec.json.Encoder(enc_hook=os.fspath).encode

@@ -105,7 +105,7 @@ def _order(broker: Broker, job: Job) -> tuple[int, float, str, int]:
 def _job(
     rehearsals: Rehearsals, runtime: Runtime, job: Job, sample: CardsSample, scan: ProcessScan
 ) -> protocol.JobView:
-    broker, outlook = rehearsals.broker, rehearsals.outlook(time.time())
+    broker, outlook = rehearsals.broker, rehearsals.outlook
     status = broker.queue_status(job)
     pending = status is not None
     reservation = status.reservation if status else None

@@ -5,9 +5,13 @@ Nothing is reserved.
 The same sentences are printed by `fenka why` and shown by the dashboard.
 """
 
+import asyncio
+import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from fenka.core.backfill import Steps
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Memory
@@ -21,8 +25,20 @@ MAX_PENDING = 20
 MAX_ENDED = 64
 """Programs whose end is tried."""
 
+MAX_DETAILED = 4
+"""Requests for which smaller sizes and ends of several programs are tried, too."""
+
 MAX_TOGETHER = 4
 """Programs that a sentence names to be ended together."""
+
+MAX_CARDS = 8
+"""Cards whose programs are tried to be ended together."""
+
+PAUSE_FACTOR = 4.0
+"""Between two rehearsals there is a pause of this many times as long as one takes."""
+
+ATTEMPTS = 3
+"""At an answer about one request while the queue changes."""
 
 MAX_NAMED = 3
 
@@ -65,80 +81,56 @@ class Outlook:
 
 
 class Rehearsals:
-    """Answers for one broker. The outlook is kept until the queue is served again."""
+    """Answers for one broker. A rehearsal takes milliseconds, and many are made with pauses between them."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self._outlook, self._made_at = Outlook(), -1
+        self._looking = False
 
-    def outlook(self, now: float) -> Outlook:
-        """Return what would help. now: Unix seconds."""
-        if self._made_at != self.broker.changes:
-            self._made_at = self.broker.changes
-            self._outlook = self._look(now)
-        return self._outlook
+    @property
+    def outlook(self) -> Outlook:
+        """Return what would help; nothing before `look` has found it for the present state."""
+        return self._outlook if self._made_at == self.broker.changes else Outlook()
 
-    def _look(self, now: float) -> Outlook:
-        broker = self.broker
-        pending = [status.id for status in broker.pending[:MAX_PENDING]]
-        if not pending:
-            return Outlook()
-        running = list(dict.fromkeys(job.queue_id for job in broker.placed()))[:MAX_ENDED]
-        starts = {
-            queue_id: [id_ for id_ in self._started([queue_id], now) if id_ in pending]
-            for queue_id in running
-        }
-        models = {card.model: card for card in broker.node.cards if card.parent is None}
-        by_model = {
-            model: self._started((), now, [_another(card, 0)]) for model, card in models.items()
-        }
-        helps = {}
-        for id_ in pending:
-            ends = [queue_id for queue_id, started in starts.items() if id_ in started]
-            helps[id_] = Helps(
-                ends,
-                () if ends else self._together(id_, running, now),
-                self._units(id_, now),
-                [model for model, started in by_model.items() if id_ in started],
-            )
-        return Outlook(helps, {id_: started for id_, started in starts.items() if started})
+    async def look(self) -> bool:
+        """Find what would help, in a part of this program's time. Return whether there is something new.
 
-    def _started(self, ended: Collection[str], now: float, added: Sequence[Card] = ()) -> list[str]:
-        result = self.broker.rehearse(ended, added, now, MAX_PENDING)
-        return [queue_id for queue_id, _ in result.placed]
+        It is given up when the queue is served again meanwhile.
+        """
+        changes = self.broker.changes
+        if self._looking or self._made_at == changes:
+            return False
+        self._looking = True
+        try:
+            steps, begun = look_ahead(self.broker, time.time()), time.perf_counter()
+            while self.broker.changes == changes:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    self._outlook, self._made_at = end.value, changes
+                    return True
+                await asyncio.sleep(PAUSE_FACTOR * (time.perf_counter() - begun))
+                begun = time.perf_counter()
+            return False
+        finally:
+            self._looking = False
 
-    def _together(self, id_: str, running: Sequence[str], now: float) -> Sequence[str]:
-        """Return a smallest set of programs whose end starts a request, though not the smallest of all."""
-        if id_ not in self._started(running, now):
-            return ()
-        needed = list(running)
-        # The latest are tried to be left running first: what ran longest is nearest to its end.
-        for queue_id in reversed(running):
-            fewer = [other for other in needed if other != queue_id]
-            if id_ in self._started(fewer, now):
-                needed = fewer
-        return needed if len(needed) <= MAX_TOGETHER else ()
-
-    def _units(self, id_: str, now: float) -> int:
-        """Return the largest number of units with which a request of units would start at once."""
-        requests = self.broker.requests_of(id_)
-        memory = requests[0].memory
-        if len(set(requests)) != 1 or type(memory) is not Memory or memory.unit_mib == 1:
-            return 0
-        most, fitting, too_many = [status.id for status in self.broker.pending], 0, memory.amount
-        while too_many - fitting > 1:
-            units = (fitting + too_many) // 2
-            smaller = tuple(
-                replace(request, memory=replace(memory, amount=units)) for request in requests
-            )
-            # Requests behind it change nothing.
-            served = most.index(id_) + 1
-            result = self.broker.rehearse((), (), now, served, {id_: smaller})
-            if any(queue_id == id_ for queue_id, _ in result.placed):
-                fitting = units
-            else:
-                too_many = units
-        return fitting
+    async def helps(self, queue_id: str) -> list[str]:
+        """Return what would let one pending request start, in sentences; none if it does not wait."""
+        for _ in range(ATTEMPTS):
+            changes = self.broker.changes
+            if queue_id not in {status.id for status in self.broker.pending}:
+                return []
+            steps = look_ahead(self.broker, time.time(), [queue_id])
+            while self.broker.changes == changes:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    found: Outlook = end.value
+                    return self.sentences(found.helps[queue_id])
+                await asyncio.sleep(0)
+        return []
 
     def sentences(self, helps: Helps) -> list[str]:
         """Return what helps, in sentences without a full stop."""
@@ -159,7 +151,7 @@ class Rehearsals:
 
     def answer(self, question: WhatIf, now: float) -> WhatIfAnswer:
         """Answer a question about all that waits. Raises InvalidQuestion."""
-        ended = {self._queue_id(id_) for id_ in question.end}
+        ended = dict.fromkeys(self._queue_id(id_) for id_ in question.end)
         result = self.broker.rehearse(ended, self._cards(question.add), now)
         starts = [self._name(queue_id) for queue_id, _ in result.placed]
         waits = [(self._name(status.id), status.reason) for status in result.pending]
@@ -183,6 +175,87 @@ class Rehearsals:
             example = here.get(model) or _example(model, here)
             added += [_another(example, len(added) + number) for number in range(count)]
         return added
+
+
+def look_ahead(broker: Broker, now: float, wanted: Collection[str] | None = None) -> Steps[Outlook]:
+    """Find what would help, with a step for each rehearsal. The broker must not change in between.
+
+    Args:
+        broker: The jobs.
+        now: Unix seconds.
+        wanted: Queue ids of the requests; None for the first of the queue.
+    """
+    order = [status.id for status in broker.pending]
+    pending = order[:MAX_PENDING] if wanted is None else [id_ for id_ in order if id_ in wanted]
+    if not pending:
+        return Outlook()
+    served = order.index(pending[-1]) + 1  # Requests behind change nothing.
+    held: Counter[str] = Counter()
+    for job in broker.placed():
+        held[job.queue_id] += sum(piece.memory_mib for piece in job.slices)
+    starts: dict[str, list[str]] = {}
+    for queue_id in list(held)[:MAX_ENDED]:
+        yield
+        started = _started(broker, [queue_id], now, served)
+        starts[queue_id] = [id_ for id_ in started if id_ in pending]
+    by_model: dict[str, list[str]] = {}
+    for model, card in {card.model: card for card in broker.node.cards if not card.parent}.items():
+        yield
+        by_model[model] = _started(broker, (), now, served, [_another(card, 0)])
+    helps: dict[str, Helps] = {}
+    for id_ in pending:
+        helps[id_] = Helps(
+            [queue_id for queue_id, started in starts.items() if id_ in started],
+            models=[model for model, started in by_model.items() if id_ in started],
+        )
+    for id_ in pending[:MAX_DETAILED]:
+        units = yield from _units(broker, id_, now)
+        sets = () if helps[id_].ends else (yield from _together(broker, id_, held, now))
+        helps[id_] = replace(helps[id_], units=units, together=sets)
+    return Outlook(helps, {queue_id: started for queue_id, started in starts.items() if started})
+
+
+def _started(
+    broker: Broker, ended: Collection[str], now: float, most: int, added: Sequence[Card] = ()
+) -> list[str]:
+    result = broker.rehearse(ended, added, now, most)
+    return [queue_id for queue_id, _ in result.placed]
+
+
+def _together(broker: Broker, id_: str, held: Counter[str], now: float) -> Steps[Sequence[str]]:
+    """Return the fewest programs of one card, the largest first, whose end starts a request; else none."""
+    served = [status.id for status in broker.pending].index(id_) + 1
+    on_card: dict[str, list[str]] = {}
+    for queue_id, _ in held.most_common():
+        for uuid in {piece.uuid for job in broker.jobs_of(queue_id) for piece in job.slices}:
+            on_card.setdefault(uuid, []).append(queue_id)
+    for count in range(2, MAX_TOGETHER + 1):
+        for programs in list(on_card.values())[:MAX_CARDS]:
+            if len(programs) >= count:
+                yield
+                if id_ in _started(broker, programs[:count], now, served):
+                    return programs[:count]
+    return ()
+
+
+def _units(broker: Broker, id_: str, now: float) -> Steps[int]:
+    """Return the largest number of units with which a request of units would start at once."""
+    requests = broker.requests_of(id_)
+    memory = requests[0].memory
+    if len(set(requests)) != 1 or type(memory) is not Memory or memory.unit_mib == 1:
+        return 0
+    served = [status.id for status in broker.pending].index(id_) + 1
+    fitting, too_many = 0, memory.amount
+    while too_many - fitting > 1:
+        yield
+        units = (fitting + too_many) // 2
+        less = tuple(replace(request, memory=replace(memory, amount=units)) for request in requests)
+        result = broker.rehearse((), (), now, served, {id_: less})
+        if any(queue_id == id_ for queue_id, _ in result.placed):
+            fitting = units
+        else:
+            too_many = units
+    return fitting
 
 
 def _example(model: str, here: Iterable[str]) -> Card:

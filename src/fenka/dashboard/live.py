@@ -82,7 +82,8 @@ class Live:
             while True:
                 snapshot = await self._next(connection, seen)
                 seen = snapshot.revision or 0
-                await self._show(snapshot)
+                await self._read_surroundings(snapshot)
+                self.show(snapshot)
 
     async def _next(self, connection: DaemonConnection, seen: int) -> protocol.MachineSnapshot:
         """Return the next snapshot, however long it takes; after the deadline viewers are told."""
@@ -94,12 +95,15 @@ class Live:
             raise RequestFailed(protocol.failure_reason(answer))
         return answer
 
-    async def _show(self, snapshot: protocol.MachineSnapshot) -> None:
-        self._problem, self.snapshot, self._at = "", snapshot, self._clock()
+    async def _read_surroundings(self, snapshot: protocol.MachineSnapshot) -> None:
         if time.monotonic() - self._looked_at >= SURROUNDINGS_PERIOD_S:
             with contextlib.suppress(FenkaError, OSError):
                 self._around = await self._in_thread(lambda: self._look_around(snapshot))
             self._looked_at = time.monotonic()
+
+    def show(self, snapshot: protocol.MachineSnapshot) -> None:
+        """Show viewers what the daemon has answered."""
+        self._problem, self.snapshot, self._at = "", snapshot, self._clock()
         self._publish()
 
     def _set_problem(self, sentence: str) -> None:

@@ -10,7 +10,8 @@ import aiohttp
 
 from fenka.dashboard.guard import Guard
 from fenka.dashboard.live import Live
-from fenka.dashboard.page_server import Dashboard, File
+from fenka.dashboard.machine_pages import MachinePages
+from fenka.dashboard.page_server import File
 from fenka.local.machine_board import Surroundings, Viewer
 from fenka.server.listener import listening_socket, serve_app
 from fenka.workstation.paths import Runtime
@@ -117,7 +118,7 @@ async def served(
     shown = Live(runtime, Viewer(uid, acts=acts), lambda _: Surroundings(), lambda: 5000.0)
     if snapshot is not None:
         shown.show(snapshot)
-    app = Dashboard(runtime, shown, PAGE, acts=acts).app(
+    app = MachinePages(runtime, shown, PAGE, acts=acts).app(
         Guard(TOKEN, frozenset({"127.0.0.1", "localhost", "::1"}), f"{prefix}api/"), prefix
     )
     listening = listening_socket("127.0.0.1", 0)

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
 
@@ -13,18 +12,13 @@ from fenka.cli.admin.elastic import out_of_date
 from fenka.cli.common_options import NamespaceOption, OutputOption, Target
 from fenka.cli.error_report import UserError
 from fenka.cli.world import snapshot_here
-from fenka.cluster.autoscaling import AutoscalerStatus
 from fenka.cluster.explain import (
-    NodeVerdict,
     PodExplanation,
     explain,
-    explain_by_events,
-    explain_scale_out,
 )
 from fenka.cluster.objects import Event, Pod, pod_path
 from fenka.cluster.state import ClusterSnapshot
 from fenka.cluster.training_objects import COMPLETION_INDEX, JOB, KIND, ROLE
-from fenka.core.errors import listed
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.registry import WITH_HAMI
 from fenka.kubernetes.api_client import Api, ApiError, if_accepted
@@ -37,11 +31,9 @@ from fenka.kubernetes.reader import (
 )
 from fenka.local.views import explain_jobs
 from fenka.views.cluster_workloads import training_jobs
+from fenka.views.pod_explanations import explain_growth, explanation_lines
 from fenka.views.workloads import TRAINERS, instance_name
 from fenka.workstation import paths
-
-MAX_NAMES = 3
-"""Nodes to name of those that have the same reasons."""
 
 
 def why(
@@ -63,7 +55,7 @@ def why(
 
     explanation = cluster.ask(target, lambda api: explain_pod(api, namespace, name, time.time()))
     if not tables.print_data(explanation, output):
-        tables.print_lines(screen(explanation))
+        tables.print_lines(explanation_lines(explanation, tables.align_to_terminal))
 
 
 def _explained_here(target: Target, name: str, output: str) -> bool:
@@ -105,20 +97,10 @@ async def explain_pod(api: Api, namespace: str, name: str, now: float) -> PodExp
         _autoscaler(api),
     )
     explanation = explain(pod, snapshot, events)
-    if explanation.state == "pending":
-        scale_out = (
-            explain_by_events(events, now)
-            if autoscaler is None
-            else explain_scale_out(
-                pod, autoscaler.status or AutoscalerStatus(), autoscaler.orders, now
-            )
-        )
-        if scale_out is not None:
-            explanation.scale_out = scale_out.sentence
-            # Other hints are not needed if a node comes.
-            explanation.hints = [] if scale_out.coming else explanation.hints
-        if autoscaler is not None and (sentence := out_of_date(autoscaler, now)):
-            explanation.notes.append(sentence)
+    published = None if autoscaler is None else (autoscaler.status, autoscaler.orders)
+    explain_growth(explanation, pod, published, events, now)
+    if explanation.state == "pending" and autoscaler is not None:
+        explanation.notes += filter(None, [out_of_date(autoscaler, now)])
     return explanation
 
 
@@ -190,36 +172,3 @@ async def _autoscaler(api: Api) -> AutoscalerState | None:
         return await read_autoscaler(api)
     except (ApiError, InvalidRecord):
         return None
-
-
-def screen(explanation: PodExplanation) -> list[str]:
-    """Return the explanation as text."""
-    lines = [explanation.summary]
-    lines += [f"It {explanation.scale_out}."] if explanation.scale_out else []
-    lines += [f"It holds {piece}." for piece in explanation.slices]
-    if explanation.message:
-        lines += ["", f"{explanation.scheduler} says: {explanation.message}"]
-        lines += [f"That is: {explanation.extender}."] if explanation.extender else []
-    lines += _section("Its containers wait:", explanation.containers)
-    if explanation.nodes:
-        lines += [
-            "",
-            *tables.align_to_terminal([("NODE", "VERDICT"), *_grouped(explanation.nodes)]),
-        ]
-    lines += ["", f"By the cards: {explanation.sentence}."] if explanation.sentence else []
-    lines += _section("To be known:", explanation.notes)
-    lines += _section("Warnings, the newest first:", explanation.events)
-    return [*lines, *_section("What helps:", explanation.hints)]
-
-
-def _section(title: str, items: Sequence[str]) -> list[str]:
-    return ["", title, *(f"  - {item}" for item in items)] if items else []
-
-
-def _grouped(verdicts: Sequence[NodeVerdict]) -> list[tuple[str, str]]:
-    """Put nodes with the same reasons on one line; those without a GPU come last."""
-    groups: dict[tuple[bool, str], list[str]] = {}
-    for verdict in sorted(verdicts, key=lambda verdict: not verdict.gpu):
-        text = "has room" if verdict.fits else "; ".join(verdict.reasons)
-        groups.setdefault((verdict.gpu, text), []).append(verdict.node)
-    return [(listed(names, MAX_NAMES), text) for (_, text), names in groups.items()]

@@ -5,7 +5,9 @@ sentence.
 """
 
 import asyncio
+import contextlib
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -28,7 +30,7 @@ from fenka.kubernetes.reader import (
     read_services,
     read_training_objects,
 )
-from fenka.views.board import World
+from fenka.views.board import ProgramLine, World
 from fenka.views.cluster_board import (
     MAX_CARDS,
     ClusterView,
@@ -100,7 +102,7 @@ class _Pods:
         self._changed.add(obj.spec.node_name)
 
 
-class ClusterInformers(Informers):
+class WatchedCluster(Informers):
     """The nodes and the pods that have not ended."""
 
     def __init__(self, api: Api, state: ClusterState, changed: set[str]) -> None:
@@ -115,7 +117,11 @@ class ClusterLive:
     """What is known of a cluster now, and the viewers that are told of it.
 
     Attributes:
-        looked_at: how many viewers look at each node.
+        api: the cluster.
+        clock: Unix seconds.
+        fanout: the viewers.
+        encoded: the last World as JSON; None before the cluster was read once.
+        autoscaler: what it publishes; None without one.
     """
 
     def __init__(
@@ -126,19 +132,19 @@ class ClusterLive:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Args: api: of the viewer, or of the dashboard's own account. name: of the cluster."""
-        self._api, self._name, self._clock, self._sleep = api, name, clock, sleep
+        self.api, self._name, self.clock, self._sleep = api, name, clock, sleep
         self.state = ClusterState()
         self._changed: set[str] = set()
-        self.informers = ClusterInformers(api, self.state, self._changed)
+        self.informers = WatchedCluster(api, self.state, self._changed)
         self.fanout = Fanout()
-        self.looked_at: dict[str, int] = {}
+        self._looked_at: Counter[str] = Counter()
         self.encoded: bytes | None = None
         self._parts: dict[str, NodePart] = {}
         self._readings: dict[str, NodeReading] = {}
         self._queue: list[QueueRow] = []
         self._summaries: list[NodeSummary] = []
         self._workloads: list[Workload] = []
-        self._autoscaler: AutoscalerState | None = None
+        self.autoscaler: AutoscalerState | None = None
         self._problems: dict[str, str] = {}
         """Sentences by what is not known."""
 
@@ -170,24 +176,24 @@ class ClusterLive:
     async def _read_queue(self) -> None:
         """Take the queue from the scheduler, which knows expired reservations; without it compute it."""
         try:
-            rows = await read_screen(self._api, "queue", QueueRow)
+            rows = await read_screen(self.api, "queue", QueueRow)
             self._queue = self._computed_queue(await self._options()) if rows is None else rows
             self._problems.pop("queue", None)
         except (ApiError, ApiUnreachable) as why:
             self._problems["queue"] = f"the queue is old: {why}"
 
     async def _options(self) -> SchedulerOptions:
-        return await read_scheduler_options(self._api)
+        return await read_scheduler_options(self.api)
 
     def _computed_queue(self, options: SchedulerOptions) -> list[QueueRow]:
-        return cluster_queue(self.snapshot(), options, self._clock())
+        return cluster_queue(self.snapshot(), options, self.clock())
 
     async def _read_surroundings(self) -> None:
         """Read what changes seldom."""
-        now = self._clock()
+        now = self.clock()
         try:
             trainings, services = await asyncio.gather(
-                read_training_objects(self._api, None), read_services(self._api, None)
+                read_training_objects(self.api, None), read_services(self.api, None)
             )
             jobs = training_jobs(trainings, now)
             self._workloads = [*jobs, *service_versions(services, now)]
@@ -195,11 +201,11 @@ class ClusterLive:
         except (ApiError, ApiUnreachable) as why:
             self._problems["workloads"] = f"trainings and services are not known: {why}"
         try:
-            self._autoscaler = await read_autoscaler(self._api)
+            self.autoscaler = await read_autoscaler(self.api)
             self._problems.pop("autoscaler", None)
         except (ApiError, ApiUnreachable, InvalidRecord) as why:
             self._problems["autoscaler"] = f"what the autoscaler does is not known: {why}"
-        known = self._autoscaler
+        known = self.autoscaler
         self._summaries = summarize_nodes(
             self.snapshot(),
             (known.status if known else None) or AutoscalerStatus(),
@@ -214,13 +220,13 @@ class ClusterLive:
         programs = [
             pod
             for pod in self.informers.pods.objects.values()
-            if pod.spec.node_name in self.looked_at and is_program(pod)
+            if pod.spec.node_name in self._looked_at and is_program(pod)
         ]
         if programs:
             await self._ask(programs, "")
 
     async def _ask(self, programs: Sequence[Pod], subject: str) -> None:
-        answers = await ask_nodes(self._api, programs)
+        answers = await ask_nodes(self.api, programs)
         self._readings |= answers.readings
         self._changed.update(answers.readings)
         if subject:
@@ -235,7 +241,7 @@ class ClusterLive:
 
     async def _publish(self) -> None:
         self._refresh_parts()
-        now = self._clock()
+        now = self.clock()
         self.encoded = _encode(world(self._view(), now))
         self.fanout.publish("world", self.encoded)
         if sum(len(part.tiles) for part in self._parts.values()) > MAX_CARDS:
@@ -245,7 +251,7 @@ class ClusterLive:
         """Make anew what nodes show that have changed."""
         changed = {*self._changed}
         self._changed.clear()
-        now, workloads = self._clock(), self._by_pod()
+        now, workloads = self.clock(), self._by_pod()
         sharing = [shared.node.name for shared in self.state.shared_nodes()]
         self._parts = {
             name: self._parts[name]
@@ -285,7 +291,22 @@ class ClusterLive:
         if not self.informers.synced:
             return None
         self._refresh_parts()
-        return world(self._view(), self._clock())
+        return world(self._view(), self.clock())
+
+    def programs(self) -> Iterator[ProgramLine]:
+        """Yield all programs."""
+        for part in self._parts.values():
+            yield from part.programs
+
+    @contextlib.contextmanager
+    def looking_at(self, name: str) -> Iterator[None]:
+        """Ask a node more often while the block runs."""
+        self._looked_at[name] += 1
+        try:
+            yield
+        finally:
+            self._looked_at[name] -= 1
+            self._looked_at += Counter()  # Removes names that nobody looks at.
 
     def node(self, name: str) -> bytes:
         """Return the cards of a node as JSON: the message `node`."""

@@ -49,7 +49,7 @@ class Guard:
     """The rules of one server.
 
     Attributes:
-        token: what callers of `api/` must have.
+        token: what callers of `api/` must have; empty where whoever reaches the server may look.
         hosts: names by which callers may reach the server.
         api: the path of all that needs the token.
     """
@@ -74,7 +74,7 @@ class Guard:
             raise AnswerRefused(405, "this server answers GET and POST only")
         if request.method == "POST" and request.content_type != "application/json":
             raise AnswerRefused(415, "the body must be application/json")
-        if request.path.startswith(self.api) and not self._has_token(request):
+        if self.token and request.path.startswith(self.api) and not self._has_token(request):
             raise AnswerRefused(
                 401,
                 "the token is missing or of an earlier start: open the address that `fenka dashboard` "

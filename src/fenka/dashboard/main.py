@@ -1,4 +1,4 @@
-"""Runs the dashboard of this machine: a client of the daemon, with the rights of the user who started it."""
+"""Runs the dashboard: a client of this machine's daemon or of a cluster, with the rights of its user."""
 
 import asyncio
 import contextlib
@@ -7,17 +7,23 @@ import ipaddress
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.dashboard import live
+from fenka.dashboard.cluster_live import ClusterLive
+from fenka.dashboard.cluster_pages import ClusterPages
 from fenka.dashboard.guard import LOOPBACK_NAMES, Guard
 from fenka.dashboard.live import Live
-from fenka.dashboard.page_server import Dashboard, page_files
+from fenka.dashboard.machine_pages import MachinePages
+from fenka.dashboard.page_server import PageServer, page_files
 from fenka.dashboard.surroundings import look_around
+from fenka.kubernetes.api_client import Api
 from fenka.local.machine_board import Viewer
 from fenka.server.listener import HttpListener, listening_socket, serve_app
 from fenka.workstation import paths
@@ -47,6 +53,7 @@ class DashboardOptions:
         hosts: further names by which browsers may call this server, as behind a proxy.
         prefix: the path below which all is served, for proxies that do not remove it.
         read_only: whether nothing can be stopped or resized.
+        open: whether whoever reaches the server may look, without a token.
     """
 
     port: int | None = None
@@ -54,6 +61,7 @@ class DashboardOptions:
     hosts: tuple[str, ...] = ()
     prefix: str = "/"
     read_only: bool = False
+    open: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -84,12 +92,14 @@ class DashboardOptions:
 
 
 def serve(options: DashboardOptions, announce: Callable[[str], None]) -> None:
-    """Serve until a signal. Another dashboard of this user is announced instead.
+    """Serve this machine until a signal. Another dashboard of this user is announced instead.
 
     announce: is called with the URL, with its token, once browsers can connect.
 
     Raises CannotServe, DaemonUnavailable, OSError.
     """
+    if options.open:
+        raise CannotServe("--auth none shows this machine to all its users: leave it out")
     with _claim() as file:
         if file is None:
             announce(_url_of_other())
@@ -100,31 +110,65 @@ def serve(options: DashboardOptions, announce: Callable[[str], None]) -> None:
             url = _url(options, listening, token)
             os.ftruncate(file, 0)
             os.pwrite(file, f"{url}\n".encode(), 0)
+            runtime = paths.current()
+            shown = Live(runtime, Viewer(os.geteuid(), acts=not options.read_only), look_around)
+            pages = MachinePages(runtime, shown, page_files(), acts=not options.read_only)
+            ready = partial(announce, url)
             try:
-                asyncio.run(_serve(options, listening.dup(), token, lambda: announce(url)))
+                asyncio.run(_serve(options, listening.dup(), token, pages, shown.run(), ready))
             finally:
                 os.ftruncate(file, 0)
 
 
+def serve_cluster(
+    options: DashboardOptions,
+    kubeconfig: Path | None,
+    context: str | None,
+    announce: Callable[[str], None],
+) -> None:
+    """Serve a cluster until a signal, with the rights of the kubeconfig's user or the pod's account.
+
+    announce: as of `serve`.
+
+    Raises CannotServe, ApiUnreachable, OSError.
+    """
+
+    async def run(listening: socket.socket) -> None:
+        async with await Api.connect(kubeconfig, context) as api:
+            shown = ClusterLive(api, context or api.server)
+            token = "" if options.open else secrets.token_urlsafe(TOKEN_BYTES)
+            ready = partial(announce, _url(options, listening, token))
+            pages = ClusterPages(shown, page_files())
+            await _serve(options, listening.dup(), token, pages, shown.run(), ready)
+
+    with _listen(options) as listening:
+        asyncio.run(run(listening))
+
+
 async def _serve(
-    options: DashboardOptions, listening: socket.socket, token: str, ready: Callable[[], None]
+    options: DashboardOptions,
+    listening: socket.socket,
+    token: str,
+    pages: PageServer,
+    following: Coroutine[Any, Any, None],
+    ready: Callable[[], None],
 ) -> None:
     stopped = asyncio.Event()
     for number in SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    runtime = paths.current()
-    shown = Live(runtime, Viewer(os.geteuid(), acts=not options.read_only), look_around)
-    dashboard = Dashboard(runtime, shown, page_files(), acts=not options.read_only)
     guard = Guard(token, options.names, f"{options.path}api/")
-    following = asyncio.create_task(shown.run())
+    task = asyncio.create_task(following)
+    task.add_done_callback(lambda _: stopped.set())
     try:
-        async with serve_app(dashboard.app(guard, options.path), listening, HttpListener()):
+        async with serve_app(pages.app(guard, options.path), listening, HttpListener()):
             ready()
             await stopped.wait()
-            shown.fanout.close()
+            pages.source.fanout.close()
+        if task.done():
+            task.result()
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @contextlib.contextmanager
@@ -193,7 +237,8 @@ def _url(options: DashboardOptions, listening: socket.socket, token: str) -> str
     if address.is_unspecified and not options.hosts:
         host = "127.0.0.1"
     host = f"[{host}]" if ":" in host else host
-    return f"http://{host}:{listening.getsockname()[1]}{options.path}#token={token}"
+    fragment = f"#token={token}" if token else ""
+    return f"http://{host}:{listening.getsockname()[1]}{options.path}{fragment}"
 
 
 def write_launcher(url: str) -> Path:

@@ -11,36 +11,30 @@
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from aiohttp import hdrs, web
 
-from fenka.core.errors import FenkaError
-from fenka.core.request import ComputeMode
-from fenka.dashboard import live
 from fenka.dashboard.guard import MAX_BODY_BYTES, AnswerRefused, Guard, add_headers
-from fenka.dashboard.live import Live
-from fenka.local import board_details
+from fenka.dashboard.stream import Fanout
 from fenka.server.listener import LISTENER
-from fenka.views.board import Timeline, WhatIf
-from fenka.workstation import protocol
-from fenka.workstation.client import DaemonUnavailable
-from fenka.workstation.paths import Runtime
 
 T = TypeVar("T")
 
-STOP_GRACE_S = 10.0
+NO_CHANGES = "this page changes nothing"
+NOT_YET = "nothing is known yet: try again in a moment"
+
+DEADLINE_S = 3.0
+"""For a body."""
 
 MAX_STREAMS = 64
 """Pages and logs that are followed at a time."""
-
-MAX_LOG_LINES = 10_000
 
 TYPES = {
     ".css": "text/css",
@@ -59,14 +53,6 @@ FOREVER = "max-age=31536000, immutable"
 """For files with a hash in their names."""
 
 _encode = msgspec.json.Encoder().encode
-
-
-class Resize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of `api/resize`: as of `fenka resize`."""
-
-    gpu_mem: str = ""
-    gpu_core: int | None = None
-    gpu_core_mode: ComputeMode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +83,29 @@ def _files(directory: Traversable, prefix: str) -> "list[tuple[str, File]]":
     return found
 
 
-class Dashboard:
-    """Answers the requests of one server. acts: whether it has routes that change something."""
+class Source(Protocol):
+    """What is known now, and the viewers that are told of it. encoded: the last World as JSON."""
 
-    def __init__(
-        self, runtime: Runtime, shown: Live, files: Mapping[str, File], *, acts: bool
-    ) -> None:
-        self._runtime, self._live, self._files, self._acts = runtime, shown, files, acts
+    @property
+    def fanout(self) -> Fanout:
+        """Return the viewers."""
+
+    @property
+    def encoded(self) -> bytes | None:
+        """Return the last World as JSON; None before anything was read."""
+
+
+class PageServer(ABC):
+    """Answers the requests of one server: the page, and what it reads of one workstation or cluster.
+
+    Attributes:
+        source: what is shown.
+        files: of the page.
+        acts: whether it has routes that change something.
+    """
+
+    def __init__(self, source: Source, files: Mapping[str, File], *, acts: bool) -> None:
+        self.source, self._files, self._acts = source, files, acts
         self._streams = 0
 
     def app(self, guard: Guard, prefix: str = "/") -> web.Application:
@@ -131,7 +133,7 @@ class Dashboard:
         return app
 
     async def _end_streams(self, _: web.Application) -> None:
-        self._live.fanout.close()
+        self.source.fanout.close()
 
     # ---- reading ----
 
@@ -152,78 +154,47 @@ class Dashboard:
 
     async def world(self, _: web.Request) -> web.Response:
         """Return what the stream sent last."""
-        if self._live.encoded is None:
-            raise AnswerRefused(503, "the fenka daemon has not answered yet")
-        return _json_bytes(self._live.encoded)
+        if self.source.encoded is None:
+            raise AnswerRefused(503, NOT_YET)
+        return json_bytes(self.source.encoded)
 
     async def follow(self, request: web.Request) -> web.StreamResponse:
         """Send the stream of messages."""
-        frames = self._live.fanout.frames()
-        return await self._stream(request, frames, "text/event-stream")
+        return await self.stream(request, self.frames(request), "text/event-stream")
 
+    @abstractmethod
     async def program(self, request: web.Request) -> web.Response:
         """Return one program in full."""
-        snapshot, shown = self._live.snapshot, self._live.world()
-        if snapshot is None or shown is None:
-            raise AnswerRefused(503, "the fenka daemon has not answered yet")
-        name = request.match_info["id"]
-        detail = board_details.detail(snapshot, shown, self._live.viewer.uid, name)
-        if detail is None:
-            ended = await self._ask(protocol.GetEnded(), protocol.EndedJobs)
-            detail = board_details.ended_detail(ended.jobs, self._live.viewer.uid, name)
-        if detail is None:
-            raise AnswerRefused(404, "no program has this id")
-        return _json(detail)
 
+    @abstractmethod
     async def history(self, request: web.Request) -> web.Response:
         """Return figures over time."""
-        query = request.query
-        if ("program" in query) == ("card" in query):
-            raise AnswerRefused(400, "say either program=ID or card=ID")
-        return _json(Timeline([], problem="this daemon keeps no history"))
 
+    @abstractmethod
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """Send the last lines of a program's log, and with `follow` what it prints then."""
-        lines = _number(request, "lines", 200, MAX_LOG_LINES)
-        log = await self._log(request.match_info["id"])
-        if log is None:
-            raise AnswerRefused(404, "there is no log of this program that you may read")
-        follow = "follow" in request.query
-        parts = board_details.log_parts(log, lines, lambda: follow and not _left(request))
-        return await self._stream(request, parts, "text/plain")
 
-    async def _log(self, id_: str) -> Path | None:
-        snapshot, shown, uid = self._live.snapshot, self._live.world(), self._live.viewer.uid
-        if snapshot and shown and any(job.id == id_ for job in snapshot.jobs):
-            return board_details.log_of(snapshot, shown, uid, id_)
-        ended = await self._ask(protocol.GetEnded(), protocol.EndedJobs)
-        return board_details.ended_log(ended.jobs, uid, id_)
-
+    @abstractmethod
     async def what_if(self, request: web.Request) -> web.Response:
         """Return which requests would start."""
-        question = await _body(request, WhatIf)
-        answered = await self._ask(protocol.AskWhatIf(question), protocol.WhatIfAnswered)
-        return _json(answered.answer)
 
     # ---- changing ----
 
-    async def stop(self, request: web.Request) -> web.Response:
+    async def stop(self, request: web.Request) -> web.Response:  # noqa: ARG002
         """End a program."""
-        message = protocol.StopJob([request.match_info["id"]], STOP_GRACE_S)
-        answer = await self._ask(message, protocol.JobsStopped, STOP_GRACE_S + live.DEADLINE_S)
-        if answer.failures:
-            raise AnswerRefused(409, "; ".join(answer.failures))
-        return _json(answer)
+        raise AnswerRefused(405, NO_CHANGES)
 
-    async def resize(self, request: web.Request) -> web.Response:
+    async def resize(self, request: web.Request) -> web.Response:  # noqa: ARG002
         """Change the limits of a program."""
-        wanted = await _body(request, Resize)
-        message = protocol.ResizeJob(
-            request.match_info["id"], wanted.gpu_mem, wanted.gpu_core, wanted.gpu_core_mode
-        )
-        return _json(await self._ask(message, protocol.Done))
+        raise AnswerRefused(405, NO_CHANGES)
 
-    async def _stream(
+    # ---- for all of them ----
+
+    def frames(self, request: web.Request) -> AsyncGenerator[bytes]:  # noqa: ARG002
+        """Return the messages for one viewer."""
+        return self.source.fanout.frames()
+
+    async def stream(
         self, request: web.Request, parts: AsyncGenerator[bytes], content_type: str
     ) -> web.StreamResponse:
         """Send parts as they come, until they end or the caller leaves."""
@@ -245,17 +216,6 @@ class Dashboard:
             await parts.aclose()
         return response
 
-    async def _ask(
-        self, message: msgspec.Struct, expected: type[T], timeout_s: float = live.DEADLINE_S
-    ) -> T:
-        """Return the daemon's answer. Raises AnswerRefused with its sentence."""
-        try:
-            return await live.request(self._runtime, message, expected, timeout_s)
-        except DaemonUnavailable as why:
-            raise AnswerRefused(503, str(why)) from None
-        except FenkaError as why:
-            raise AnswerRefused(409, str(why)) from None
-
 
 @web.middleware
 async def _protected(request: web.Request, handler: Any) -> web.StreamResponse:
@@ -272,15 +232,15 @@ def _redirect(path: str) -> Any:
     return redirect
 
 
-def _left(request: web.Request) -> bool:
+def left(request: web.Request) -> bool:
     """Return whether the caller has closed the connection."""
     return request.transport is None or request.transport.is_closing()
 
 
-async def _body(request: web.Request, kind: type[T]) -> T:
+async def body(request: web.Request, kind: type[T]) -> T:
     """Decode a request's body. Raises AnswerRefused."""
     try:
-        async with asyncio.timeout(live.DEADLINE_S):
+        async with asyncio.timeout(DEADLINE_S):
             return msgspec.json.decode(await request.read(), type=kind)
     except msgspec.MsgspecError as why:
         raise AnswerRefused(400, f"the body is not understood: {why}") from None
@@ -288,16 +248,19 @@ async def _body(request: web.Request, kind: type[T]) -> T:
         raise AnswerRefused(408, "the body did not come") from None
 
 
-def _number(request: web.Request, name: str, default: int, most: int) -> int:
+def number(request: web.Request, name: str, default: int, most: int) -> int:
+    """Return a number of the query. Raises AnswerRefused if it is not from 1 to the most."""
     text = request.query.get(name, str(default))
     if not (text.isascii() and text.isdecimal()) or not 0 < int(text[:9]) <= most:
         raise AnswerRefused(400, f"{name} is a number from 1 to {most}")
     return int(text)
 
 
-def _json(message: msgspec.Struct) -> web.Response:
-    return _json_bytes(_encode(message))
+def json(message: msgspec.Struct) -> web.Response:
+    """Return a message as an answer."""
+    return json_bytes(_encode(message))
 
 
-def _json_bytes(data: bytes) -> web.Response:
+def json_bytes(data: bytes) -> web.Response:
+    """Return JSON as an answer."""
     return web.Response(body=data, content_type="application/json")

@@ -1,15 +1,18 @@
-"""`fenka dashboard`: a page in the browser with cards, queue and programs of this machine."""
+"""`fenka dashboard`: a page in the browser with cards, queue and programs of this machine or a cluster."""
 
 import os
 import webbrowser
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from fenka.dashboard.main import DashboardOptions, serve, write_launcher
+from fenka.cli.common_options import Target
+from fenka.cli.world import cluster_configured, snapshot_here
+from fenka.dashboard.main import DashboardOptions, serve, serve_cluster, write_launcher
 
 
 def dashboard(
+    target: Target,
     port: Annotated[
         int | None,
         typer.Option("--port", min=1, max=65535, help="default: the first free one from 8250 on"),
@@ -28,6 +31,10 @@ def dashboard(
         bool, typer.Option("--read-only", help="nothing can be stopped or resized")
     ] = False,
     no_open: Annotated[bool, typer.Option("--no-open", help="open no browser")] = False,
+    auth: Annotated[
+        Literal["token", "none"],
+        typer.Option("--auth", help="none: whoever reaches the server may look (a cluster only)"),
+    ] = "token",
 ) -> None:
     """Serve the page until Ctrl-C, and print its address. Raises CannotServe, OSError."""
 
@@ -36,7 +43,13 @@ def dashboard(
         if not no_open and _has_display():
             webbrowser.open(write_launcher(url).as_uri())
 
-    serve(DashboardOptions(port, listen, tuple(host or ()), prefix, read_only), announce)
+    options = DashboardOptions(
+        port, listen, tuple(host or ()), prefix, read_only, open=auth == "none"
+    )
+    if snapshot_here(target, required=not cluster_configured()) is not None:
+        serve(options, announce)
+    else:
+        serve_cluster(options, target.kubeconfig, target.context, announce)
 
 
 def _has_display() -> bool:

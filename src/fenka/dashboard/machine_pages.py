@@ -1,0 +1,117 @@
+"""What the page reads and changes of this machine, with the rights of the user who runs the dashboard."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from fenka.core.errors import FenkaError
+from fenka.core.request import ComputeMode
+from fenka.dashboard import live
+from fenka.dashboard.guard import AnswerRefused
+from fenka.dashboard.live import Live
+from fenka.dashboard.page_server import NOT_YET, File, PageServer, body, json, left, number
+from fenka.local import board_details
+from fenka.views.board import Timeline, WhatIf
+from fenka.workstation import protocol
+from fenka.workstation.client import DaemonUnavailable
+from fenka.workstation.paths import Runtime
+
+T = TypeVar("T")
+
+STOP_GRACE_S = 10.0
+
+MAX_LOG_LINES = 10_000
+
+
+class Resize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `api/resize`: as of `fenka resize`."""
+
+    gpu_mem: str = ""
+    gpu_core: int | None = None
+    gpu_core_mode: ComputeMode | None = None
+
+
+class MachinePages(PageServer):
+    """Answers for the daemon of one directory."""
+
+    def __init__(
+        self, runtime: Runtime, shown: Live, files: Mapping[str, File], *, acts: bool
+    ) -> None:
+        super().__init__(shown, files, acts=acts)
+        self._runtime, self._live = runtime, shown
+
+    async def program(self, request: web.Request) -> web.Response:
+        """Return one program in full."""
+        snapshot, shown = self._live.snapshot, self._live.world()
+        if snapshot is None or shown is None:
+            raise AnswerRefused(503, NOT_YET)
+        name = request.match_info["id"]
+        detail = board_details.detail(snapshot, shown, self._live.viewer.uid, name)
+        if detail is None:
+            ended = await self._ask(protocol.GetEnded(), protocol.EndedJobs)
+            detail = board_details.ended_detail(ended.jobs, self._live.viewer.uid, name)
+        if detail is None:
+            raise AnswerRefused(404, "no program has this id")
+        return json(detail)
+
+    async def history(self, request: web.Request) -> web.Response:
+        """Return figures over time."""
+        query = request.query
+        if ("program" in query) == ("card" in query):
+            raise AnswerRefused(400, "say either program=ID or card=ID")
+        return json(Timeline([], problem="this daemon keeps no history"))
+
+    async def logs(self, request: web.Request) -> web.StreamResponse:
+        """Send the last lines of a program's log, and with `follow` what it prints then."""
+        lines = number(request, "lines", 200, MAX_LOG_LINES)
+        log = await self._log(request.match_info["id"])
+        if log is None:
+            raise AnswerRefused(404, "there is no log of this program that you may read")
+        follow = "follow" in request.query
+        parts = board_details.log_parts(log, lines, lambda: follow and not left(request))
+        return await self.stream(request, parts, "text/plain")
+
+    async def _log(self, id_: str) -> Path | None:
+        snapshot, shown, uid = self._live.snapshot, self._live.world(), self._live.viewer.uid
+        if snapshot and shown and any(job.id == id_ for job in snapshot.jobs):
+            return board_details.log_of(snapshot, shown, uid, id_)
+        ended = await self._ask(protocol.GetEnded(), protocol.EndedJobs)
+        return board_details.ended_log(ended.jobs, uid, id_)
+
+    async def what_if(self, request: web.Request) -> web.Response:
+        """Return which requests would start."""
+        question = await body(request, WhatIf)
+        answered = await self._ask(protocol.AskWhatIf(question), protocol.WhatIfAnswered)
+        return json(answered.answer)
+
+    # ---- changing ----
+
+    async def stop(self, request: web.Request) -> web.Response:
+        """End a program."""
+        message = protocol.StopJob([request.match_info["id"]], STOP_GRACE_S)
+        answer = await self._ask(message, protocol.JobsStopped, STOP_GRACE_S + live.DEADLINE_S)
+        if answer.failures:
+            raise AnswerRefused(409, "; ".join(answer.failures))
+        return json(answer)
+
+    async def resize(self, request: web.Request) -> web.Response:
+        """Change the limits of a program."""
+        wanted = await body(request, Resize)
+        message = protocol.ResizeJob(
+            request.match_info["id"], wanted.gpu_mem, wanted.gpu_core, wanted.gpu_core_mode
+        )
+        return json(await self._ask(message, protocol.Done))
+
+    async def _ask(
+        self, message: msgspec.Struct, expected: type[T], timeout_s: float = live.DEADLINE_S
+    ) -> T:
+        """Return the daemon's answer. Raises AnswerRefused with its sentence."""
+        try:
+            return await live.request(self._runtime, message, expected, timeout_s)
+        except DaemonUnavailable as why:
+            raise AnswerRefused(503, str(why)) from None
+        except FenkaError as why:
+            raise AnswerRefused(409, str(why)) from None

@@ -10,10 +10,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from fenka.dashboard.cluster_live import ClusterLive
-from fenka.dashboard.cluster_pages import ClusterPages
+from fenka.dashboard.cluster_pages import NO_PROMETHEUS, ClusterPages
 from fenka.dashboard.guard import LOOPBACK_NAMES, Guard
 from fenka.server.listener import LISTENER, HttpListener
-from fenka.views.board import CardTile, ProgramDetail, WhatIfAnswer, World
+from fenka.views.board import CardTile, ProgramDetail, Timeline, WhatIfAnswer, World
 from tests.builders import T4_MIB, Json, node_json, pod_json
 from tests.dashboard.test_cluster_live import UID, notebook
 from tests.fakes.api_server import FakeApiServer, api_server
@@ -136,6 +136,9 @@ async def test_what_if_answers_for_the_cluster() -> None:
         ("POST", "resize/x", 405),
         ("GET", "program/nobody", 404),
         ("GET", f"logs/{UID}", 403),
+        ("GET", "history", 400),
+        ("GET", "history?card=n/0&program=x", 400),
+        ("GET", "history?card=n/0&span=0", 400),
     ],
 )
 async def test_nothing_is_changed_and_no_log_is_read(method: str, path: str, status: int) -> None:
@@ -146,6 +149,15 @@ async def test_nothing_is_changed_and_no_log_is_read(method: str, path: str, sta
         )
         assert answer.status == status
         assert not server.writes
+
+
+async def test_history_without_prometheus_says_what_to_do() -> None:
+    """The charts have a sentence instead of lines."""
+    async with cluster() as server, served(server) as client:
+        for query in ({"program": UID}, {"card": "n/0"}):
+            shown = await read(client, "history", Timeline, **query)
+            assert isinstance(shown, Timeline)
+            assert shown.problem == NO_PROMETHEUS
 
 
 async def test_page_without_token_is_for_whoever_reaches_it() -> None:

@@ -32,6 +32,7 @@ def test_chart_has_no_lint_warnings_when_every_option_is_on() -> None:
         "secondScheduler.enabled=true",
         "serviceMonitor.enabled=true",
         "grafana.dashboard=true",
+        "dashboard.page.enabled=true",
         "node.metrics.enabled=true",
         "networkPolicy.enabled=true",
         "users.scaledObjects=true",

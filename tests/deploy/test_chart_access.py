@@ -497,3 +497,35 @@ def test_node_program_ends_overdue_programs_unless_the_value_is_off() -> None:
     assert "--no-end-overdue" not in options()
     assert "--no-end-overdue" not in options(**{"node.endOverdue": None})
     assert "--no-end-overdue" in options(**{"node.endOverdue": False})
+
+
+@needs_helm
+def test_dashboard_reads_and_is_reached_by_port_forwarding_only() -> None:
+    """Without a Service, on loopback, as an unprivileged user; its roles read only, and no secrets."""
+    values = {"page": {"enabled": True, "prometheus": "http://prometheus:9090"}}
+    objects = render(dashboard=values)
+    (container,) = pod_of(find(objects, "Deployment", "fenka-dashboard"))["containers"]
+    assert container["args"] == [
+        "dashboard",
+        "--cluster",
+        "--auth=none",
+        "--port=8250",
+        "--prometheus=http://prometheus:9090",
+    ]
+    assert "ports" not in container
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    named = [item for item in objects if item["metadata"]["name"] == "fenka-dashboard"]
+    assert {item["kind"] for item in named} == {
+        *("ServiceAccount", "Deployment"),
+        *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
+    }
+    verbs = {verb for item in named for rule in item.get("rules", ()) for verb in rule["verbs"]}
+    assert verbs == {"get", "list", "watch"}
+    resources = {
+        resource
+        for item in named
+        for rule in item.get("rules", ())
+        for resource in rule["resources"]
+    }
+    assert not resources & {"secrets", "pods/log", "pods/exec"}
+    assert not [item for item in render() if item["metadata"]["name"] == "fenka-dashboard"]

@@ -10,20 +10,29 @@ from fenka.cluster.objects import Event, Pod, seconds
 from fenka.cluster.pod_groups import group_key
 from fenka.dashboard.cluster_live import ClusterLive
 from fenka.dashboard.guard import AnswerRefused
-from fenka.dashboard.page_server import NOT_YET, File, PageServer, body, json
+from fenka.dashboard.page_server import NOT_YET, File, PageServer, body, json, number
+from fenka.dashboard.prometheus import Prometheus
 from fenka.kubernetes.api_client import ApiError, ApiUnreachable
 from fenka.kubernetes.reader import read_scheduler_options
 from fenka.views.board import ProgramDetail, Timeline, WhatIf, World
 from fenka.views.cluster_what_if import InvalidClusterQuestion, what_if
 from fenka.views.pod_explanations import explain_growth, explanation_lines
 
+LONGEST_S = 31 * 86_400
+NO_PROMETHEUS = "figures over time need a Prometheus: name it with --prometheus URL"
+
 
 class ClusterPages(PageServer):
     """Answers for one cluster."""
 
-    def __init__(self, shown: ClusterLive, files: Mapping[str, File]) -> None:
+    def __init__(
+        self,
+        shown: ClusterLive,
+        files: Mapping[str, File],
+        prometheus: Prometheus | None = None,
+    ) -> None:
         super().__init__(shown, files, acts=False)
-        self._live = shown
+        self._live, self._prometheus = shown, prometheus
 
     def frames(self, request: web.Request) -> AsyncGenerator[bytes]:
         """Return the messages for one viewer, and with `?node=NAME` that node's cards."""
@@ -97,9 +106,21 @@ class ClusterPages(PageServer):
         explain_growth(explanation, pod, published, events, now)
         return explanation
 
-    async def history(self, request: web.Request) -> web.Response:  # noqa: ARG002
+    async def history(self, request: web.Request) -> web.Response:
         """Return figures over time."""
-        return json(Timeline([], problem="no Prometheus is named: start with --prometheus URL"))
+        query, now = request.query, self._live.clock()
+        span_s = number(request, "span", 3600, LONGEST_S)
+        if ("program" in query) == ("card" in query):
+            raise AnswerRefused(400, "say either program=ID or card=ID")
+        if self._prometheus is None:
+            return json(Timeline([], problem=NO_PROMETHEUS))
+        if "program" in query:
+            meta = self._pod(query["program"]).metadata
+            return json(await self._prometheus.program(meta.namespace, meta.name, span_s, now))
+        node, _, index = query["card"].rpartition("/")
+        if not (node and index.isascii() and index.isdecimal()):
+            raise AnswerRefused(400, "a card's id is NODE/INDEX")
+        return json(await self._prometheus.card(node, int(index[:4]), span_s, now))
 
     async def logs(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002
         """Refuse: pods' logs are their namespace's."""

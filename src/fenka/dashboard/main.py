@@ -22,6 +22,7 @@ from fenka.dashboard.guard import LOOPBACK_NAMES, Guard
 from fenka.dashboard.live import Live
 from fenka.dashboard.machine_pages import MachinePages
 from fenka.dashboard.page_server import PageServer, page_files
+from fenka.dashboard.prometheus import Prometheus
 from fenka.dashboard.surroundings import look_around
 from fenka.kubernetes.api_client import Api
 from fenka.local.machine_board import Viewer
@@ -54,6 +55,8 @@ class DashboardOptions:
         prefix: the path below which all is served, for proxies that do not remove it.
         read_only: whether nothing can be stopped or resized.
         open: whether whoever reaches the server may look, without a token.
+        prometheus: the URL of a Prometheus with a cluster's figures over time; empty for none.
+        prometheus_token: the file with its bearer token.
     """
 
     port: int | None = None
@@ -62,6 +65,8 @@ class DashboardOptions:
     prefix: str = "/"
     read_only: bool = False
     open: bool = False
+    prometheus: str = ""
+    prometheus_token: Path | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -100,6 +105,10 @@ def serve(options: DashboardOptions, announce: Callable[[str], None]) -> None:
     """
     if options.open:
         raise CannotServe("--auth none shows this machine to all its users: leave it out")
+    if options.prometheus:
+        raise CannotServe(
+            "--prometheus is of a cluster: this machine's daemon keeps its own history"
+        )
     with _claim() as file:
         if file is None:
             announce(_url_of_other())
@@ -133,12 +142,18 @@ def serve_cluster(
     Raises CannotServe, ApiUnreachable, OSError.
     """
 
+    prometheus = (
+        Prometheus(options.prometheus, options.prometheus_token) if options.prometheus else None
+    )
+
     async def run(listening: socket.socket) -> None:
+        if prometheus is not None:
+            await prometheus.check()
         async with await Api.connect(kubeconfig, context) as api:
             shown = ClusterLive(api, context or api.server)
             token = "" if options.open else secrets.token_urlsafe(TOKEN_BYTES)
             ready = partial(announce, _url(options, listening, token))
-            pages = ClusterPages(shown, page_files())
+            pages = ClusterPages(shown, page_files(), prometheus)
             await _serve(options, listening.dup(), token, pages, shown.run(), ready)
 
     with _listen(options) as listening:

@@ -2,6 +2,7 @@
 
 import os
 import webbrowser
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -35,6 +36,13 @@ def dashboard(
         Literal["token", "none"],
         typer.Option("--auth", help="none: whoever reaches the server may look (a cluster only)"),
     ] = "token",
+    prometheus: Annotated[
+        str, typer.Option("--prometheus", metavar="URL", help="a cluster's figures over time")
+    ] = "",
+    prometheus_token: Annotated[
+        Path | None,
+        typer.Option("--prometheus-token", metavar="FILE", help="has Prometheus' bearer token"),
+    ] = None,
 ) -> None:
     """Serve the page until Ctrl-C, and print its address. Raises CannotServe, OSError."""
 
@@ -44,7 +52,10 @@ def dashboard(
             webbrowser.open(write_launcher(url).as_uri())
 
     options = DashboardOptions(
-        port, listen, tuple(host or ()), prefix, read_only, open=auth == "none"
+        *(port, listen, tuple(host or ()), prefix, read_only),
+        open=auth == "none",
+        prometheus=prometheus,
+        prometheus_token=prometheus_token,
     )
     if snapshot_here(target, required=not cluster_configured()) is not None:
         serve(options, announce)

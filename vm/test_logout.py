@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from vm.guest import Guest, GuestError
+from vm.test_package import PS, jobs, listed
 
 NIGHT = "fenka run --gpu-mem 5 -d --name night -- sleep 30000"
 SIMULATE = """\
@@ -81,6 +82,17 @@ def test_program_goes_on_when_its_user_lingers(desk: Guest) -> None:
     desk.run(NIGHT, "alice")
     desk.until("loginctl list-sessions --no-legend", lambda text: "alice" not in text)
     desk.until("fenka ps -o json", lambda text: '"night"' in text, "alice")
+
+
+def test_logout_frees_the_slices_of_who_does_not_linger(guest: Guest) -> None:
+    """root's daemon has the programs of two users, and logind kills those of one."""
+    configure_logind(guest, "KillUserProcesses=yes")
+    guest.run("loginctl enable-linger alice")
+    assert "log out" not in guest.attempt(NIGHT, "alice").stderr
+    assert "night ends when you log out" in guest.attempt(NIGHT, "bob").stderr
+    guest.until(PS, lambda text: set(listed(text)) == {"alice/night"})
+    assert guest.run("fenka run --gpu-mem 9 --no-wait -- echo free", "bob") == "free\n"
+    assert jobs(guest)["alice/night"]["pids"]
 
 
 def test_daemon_outside_of_the_session_is_found_at_the_next_login(

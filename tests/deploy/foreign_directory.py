@@ -45,4 +45,4 @@ cat {RAN} 2>/dev/null || echo 'no foreign code ran'
 python3 -c 'import json' || true
 grep json {RAN}
 """
-"""Uses fenka there, and prints what code of the directory's has run. In the end Python without -P runs some."""
+"""Uses fenka there, and prints what code of the directory's has run. In the end Python itself runs some."""

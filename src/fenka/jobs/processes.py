@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from fenka.core.errors import FAILURE, INTERRUPTED, FenkaError
 from fenka.hardware.peer_credentials import user_name
@@ -58,10 +58,10 @@ def outlive(pid: int) -> str:
     return "" if _lingers(user) and _move_to_manager(pid) else _WARNING
 
 
-def _groups() -> str:
-    """Return this process's control groups."""
+def _groups(pid: int | Literal["self"] = "self") -> str:
+    """Return a process's control groups."""
     try:
-        return Path("/proc/self/cgroup").read_text()
+        return Path(f"/proc/{pid}/cgroup").read_text()
     except OSError:
         return ""
 
@@ -82,9 +82,10 @@ def _ends_with_session(user: str) -> bool:
 
 def _move_to_manager(pid: int) -> bool:
     """Move a process from its session into a scope of the user's own service manager."""
+    name = f"fenka-{pid}.scope"
     scope = (
         "ssa(sv)a(sa(sv))",
-        f"fenka-{pid}.scope",
+        name,
         "fail",
         "1",
         "PIDs",
@@ -93,7 +94,15 @@ def _move_to_manager(pid: int) -> bool:
         str(pid),
         "0",
     )
-    return bool(_busctl("--user", "call", *_MANAGER, "StartTransientUnit", *scope))
+    if not _busctl("--user", "call", *_MANAGER, "StartTransientUnit", *scope):
+        return False
+    # The manager answers before it moves the process, whose children would stay behind.
+    deadline = time.monotonic() + _BUS_TIMEOUT_S
+    while name not in _groups(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def _busctl(*words: str) -> str:

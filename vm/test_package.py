@@ -28,6 +28,11 @@ KEPT = (
 
 PS = "fenka ps -o json"
 
+once = pytest.mark.skipif(
+    MACHINE != "namespaces",
+    reason="depends on no kernel, and would take minutes in an emulated machine: namespaces have it",
+)
+
 
 def jobs(guest: Guest, user: str = "root") -> dict[str, Any]:
     """Return all jobs by user and name."""
@@ -63,7 +68,7 @@ def test_unit_is_valid(guest: Guest) -> None:
     }
 
 
-@pytest.mark.skipif(MACHINE != "namespaces", reason="runs once, beside the machine in namespaces")
+@once
 def test_lintian_finds_nothing(packages: Path) -> None:
     """What the package does for a reason is in its list of overrides."""
     package = next((packages / "current").glob("*.deb"))
@@ -138,6 +143,7 @@ def test_purge_leaves_nothing(guest: Guest) -> None:
     assert "could not be found" in guest.attempt("systemctl status fenka").stderr
 
 
+@once
 def test_daemon_is_replaced_when_python_is(guest: Guest) -> None:
     """Another Python of the distribution's gets compiled modules, and programs go on."""
     pids = start(guest, "alice", "train")

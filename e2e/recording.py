@@ -50,9 +50,10 @@ class Recorder:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note why tests marked `since` do not run. They have a reason of the version's."""
         for item in session.items:
+            since = item.get_closest_marker("since")
             for mark in item.iter_markers("skip"):
-                if item.get_closest_marker("since") and "Kubernetes" in mark.kwargs["reason"]:
-                    self.skipped.append(mark.kwargs["reason"].partition(" has ")[2])
+                if since and "Kubernetes" in mark.kwargs["reason"]:
+                    self.skipped.append(f"{since.args[1]} (since {since.args[0]})")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count one test."""

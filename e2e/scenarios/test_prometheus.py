@@ -11,14 +11,14 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 
-from e2e.artifacts import CHART, CHART_FILES
+from e2e.artifacts import CHART
 from e2e.cluster import wait_until
 from e2e.scenarios.containers import installed_with, pod, wait_for_agent
 from e2e.scenarios.installation import Installation
+from tests.monitoring import BOARDS, FILES, board_queries, panel_queries, rule_queries, samples
 
 ADDRESS = "127.0.0.1:19090"
 CAP_BYTES = (15079 * 4 // 14) << 20
-DASHBOARD = CHART_FILES / "dashboard.json"
 
 Json = dict[str, Any]
 
@@ -145,7 +145,12 @@ def prometheus(installation: Installation, sharing_node: str, tmp_path: Path) ->
             for monitor in monitors(installation)
         ]
         configuration = tmp_path / "prometheus.yaml"
-        configuration.write_text(yaml.safe_dump({"scrape_configs": jobs}))
+        content = {
+            "global": {"evaluation_interval": "1s"},
+            "rule_files": [str(FILES / "rules.yaml")],
+            "scrape_configs": jobs,
+        }
+        configuration.write_text(yaml.safe_dump(content))
         words = [
             "prometheus",
             f"--config.file={configuration}",
@@ -167,61 +172,85 @@ def prometheus(installation: Installation, sharing_node: str, tmp_path: Path) ->
             installation.cluster.kubectl("delete", "pod", "--all", "--now")
 
 
-def query_samples(installation: Installation, query: str) -> list[Json]:
-    """Return the samples of an instant query, or none while Prometheus does not answer."""
-    url = f"http://{ADDRESS}/api/v1/query?{urlencode({'query': query})}"
+def ask(installation: Installation, path: str, **arguments: str) -> Json:
+    """Return an answer of Prometheus' API; an empty one while it does not answer."""
+    url = f"http://{ADDRESS}/api/v1/{path}?{urlencode(arguments)}"
     try:
-        answer = json.loads(installation.cluster.fetch(url))
+        answer: Json = json.loads(installation.cluster.fetch(url))
     except Exception:
-        return []
-    samples: list[Json] = answer["data"]["result"]
-    return samples
+        return {}
+    return answer
 
 
-def panels() -> dict[str, str]:
-    """Return the dashboard's queries by title, with every namespace and node selected."""
-    board = json.loads(DASHBOARD.read_text())
-    return {
-        panel["title"]: panel["targets"][0]["expr"]
-        .replace("$namespace", ".*")
-        .replace("$node", ".*")
-        for panel in board["panels"]
-    }
+def query_samples(installation: Installation, query: str) -> list[tuple[dict[str, str], float]]:
+    """Return the samples of an instant query. An error fails the test."""
+    return samples(ask(installation, "query", query=query))
 
 
-def test_dashboard_queries_return_one_series_per_pod_when_three_share_a_card(
+def test_boards_and_rules_are_answered_when_three_share_a_card_and_a_fourth_waits(
     installation: Installation, prometheus: str
 ) -> None:
-    """Series carry the pods' own names, though one node program exports all; also check the scheduler's."""
+    """Series carry the pods' own names, though one node program exports all; also check the scheduler's.
+
+    No query of a board, a rule or an alert is an error.
+    """
     names = ("tf-notebook", "tf-notebook-2", "tf-notebook-3")
     for name in names:
         installation.cluster.apply(pod(name, "notebook=4:"))
         installation.cluster.wait_for_pod(name)
+    installation.cluster.apply(pod("tf-notebook-4", "notebook=4:"))
     pods = {("default", name) for name in names}
-    queries = panels()
+    app, operators = panel_queries("gpu-app"), panel_queries("gpu-operators")
 
-    def lines(title: str) -> dict[tuple[str, str], float]:
-        return {
-            (sample["metric"]["namespace"], sample["metric"]["pod"]): float(sample["value"][1])
-            for sample in query_samples(installation, queries[title])
-        }
+    def lines(query: str) -> dict[tuple[str, str], float]:
+        found = query_samples(installation, query)
+        return {(labels["namespace"], labels["pod"]): value for labels, value in found}
 
-    def seen() -> bool:
-        return lines("GPU memory of pods: limit") == dict.fromkeys(pods, CAP_BYTES)
+    def numbers(query: str) -> list[float]:
+        return [value for _, value in query_samples(installation, query)]
 
-    wait_until("three series", seen)
-    for title in queries:
-        if "of pods" in title:
-            assert set(lines(title)) == pods, title
-        else:
-            assert {
-                sample["metric"]["node"] for sample in query_samples(installation, queries[title])
-            } == {prometheus}
+    used, allowed = app["GPU memory of pods"]
+    wait_until("Prometheus", lambda: ask(installation, "status/buildinfo"))
+    wait_until("three series", lambda: lines(allowed) == dict.fromkeys(pods, CAP_BYTES))
+    assert set(lines(used)) == pods
     limits = query_samples(installation, "fenka_container_gpu_memory_limit_bytes")
-    assert {sample["metric"]["container"] for sample in limits} == {"notebook"}
-    # Prometheus adds the labels that a sample lacks, such as the replica that it comes from.
+    assert {labels["container"] for labels, _ in limits} == {"notebook"}
+    throttled = app["Throttled: threads of pods that wait for their share"][0]
+    wait_until("rates of three pods", lambda: set(lines(throttled)) == pods)
+    for title in (
+        "GPU memory of pods, used of allowed",
+        "GPU utilisation of pods",
+        "Refused GPU memory",
+    ):
+        assert set(lines(app[title][0])) == pods, title
+    # Nothing limits their compute.
+    assert lines(app["GPU utilisation of pods"][1]) == {}
+    for title in ("Temperature of cards", "Power of cards", "GPU memory of cards, held and used"):
+        for query in app[title]:
+            nodes = {labels["node"] for labels, _ in query_samples(installation, query)}
+            assert nodes == {prometheus}, title
+    up = {"fenka/fenka-scheduler", "fenka/fenka-node"}
     wait_until(
-        "the scheduler's",
-        lambda: query_samples(installation, 'up{job="fenka/fenka-scheduler"} == 1'),
+        "all targets",
+        lambda: up <= {labels["job"] for labels, _ in query_samples(installation, "up == 1")},
     )
-    wait_until("the node's", lambda: query_samples(installation, 'up{job="fenka/fenka-node"} == 1'))
+    wait_until("the fourth pod", lambda: numbers(app["Waiting pods"][0]) == [1])
+    assert numbers(operators["Leaders"][0]) == [1]
+    assert numbers(operators["Cards out of use"][0]) == [0]
+    reasons = query_samples(installation, operators["Waiting pods by reason"][0])
+    assert [(labels["reason"], count) for labels, count in reasons] == [("memory", 1)]
+    by_namespace = query_samples(installation, operators["Waiting pods by namespace"][0])
+    assert [(labels["namespace"], count) for labels, count in by_namespace] == [("default", 1)]
+    bound = 'sum(fenka_scheduler_binds_total{outcome="bound"})'
+    assert numbers("sum(fenka_scheduler_wait_seconds_count)") == numbers(bound)
+    for board in BOARDS:
+        for query in board_queries(board):
+            query_samples(installation, query)
+    rules = rule_queries()
+    for query in rules.values():
+        query_samples(installation, query)
+    records = [name for name in rules if ":" in name]
+    wait_until("recording rules", lambda: all(numbers(name) for name in records))
+    groups = ask(installation, "rules")["data"]["groups"]
+    assert {rule["health"] for group in groups for rule in group["rules"]} == {"ok"}
+    assert numbers('ALERTS{alertstate="firing"}') == []

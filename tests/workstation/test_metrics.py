@@ -16,6 +16,14 @@ from fenka.hardware.simulated_node import SimulatedNode
 from fenka.workstation import protocol
 from fenka.workstation.client import DaemonConnection
 from fenka.workstation.paths import Runtime
+from tests.monitoring import (
+    BOARDS,
+    board_queries,
+    needs_prometheus,
+    panel_queries,
+    prometheus,
+    rule_queries,
+)
 from tests.ports import free_port
 from tests.workstation.conftest import HOLD, Workstation, eventually, new_workstation, refused
 
@@ -85,6 +93,51 @@ def test_three_notebooks_have_a_series_each(machine: tuple[Workstation, Metrics]
     assert metrics.by("pod", f"{gpu}_last_active_timestamp_seconds") == granted
     assert metrics.by("index", "fenka_card_memory_allocated_bytes") == {"0": 3 * ALLOWED}
     assert metrics.by("index", "fenka_card_power_limit_watts") == {"0": 70}
+
+
+@needs_prometheus
+def test_boards_and_rules_are_answered_by_prometheus(
+    machine: tuple[Workstation, Metrics], tmp_path: Path
+) -> None:
+    """No query is an error, and the ones of GPU APP have a series for each notebook, or for the card."""
+    _, metrics = machine
+    target = {"targets": [f"127.0.0.1:{metrics.port}"]}
+    jobs = [{"job_name": "fenka", "honor_labels": True, "static_configs": [target]}]
+    panels, pods = panel_queries("gpu-app"), {(user_name(0), name) for name in NOTEBOOKS}
+    with prometheus(free_port(), tmp_path, jobs) as server:
+
+        def by_pod(expr: str) -> dict[tuple[str, str], float]:
+            found = server.query(expr)
+            return {(labels["namespace"], labels["pod"]): value for labels, value in found}
+
+        used, allowed = panels["GPU memory of pods"]
+        eventually(server.answers)
+        eventually(lambda: by_pod(used) == dict.fromkeys(pods, USED_MIB << 20))
+        assert by_pod(allowed) == dict.fromkeys(pods, ALLOWED)
+        eventually(lambda: len(server.query("rate(fenka_card_xid_errors_total[1m])")) == 3)
+        (ratio,) = panels["GPU memory of pods, used of allowed"]
+        assert set(by_pod(ratio).values()) == {3344 / 4308}
+        for title in ("Throttled: threads of pods that wait for their share", "Refused GPU memory"):
+            assert by_pod(panels[title][0]) == dict.fromkeys(pods, 0)
+        eventually(lambda: by_pod(panels["GPU utilisation of pods"][0]) == dict.fromkeys(pods, 0))
+        assert by_pod(panels["GPU utilisation of pods"][1]) == {(user_name(0), NOTEBOOKS[0]): 0.4}
+        for title in (
+            "Temperature of cards",
+            "Power of cards",
+            "GPU memory of cards, held and used",
+        ):
+            for expr in panels[title]:
+                assert [labels["index"] for labels, _ in server.query(expr)] == ["0"]
+        assert [len(server.query(expr)) for expr in panels["Waiting pods"]] == [1, 1]
+        for board in BOARDS:
+            for expr in board_queries(board):
+                server.query(expr)
+        for expr in rule_queries().values():
+            server.query(expr)
+        records = [name for name in rule_queries() if ":" in name]
+        eventually(lambda: all(len(server.query(name)) == 1 for name in records))
+        groups = server.get("rules")["data"]["groups"]
+        assert {rule["health"] for group in groups for rule in group["rules"]} == {"ok"}
 
 
 def test_pending_request_is_counted_with_its_reason(

@@ -10,6 +10,7 @@ from fenka.cluster.objects import Pod, seconds
 from fenka.cluster.queue_snapshot import QueueEntry
 from fenka.cluster.state import ClusterState
 from fenka.core.inventory import Card
+from fenka.core.reasons import main_reason
 from fenka.core.units import MIB
 from fenka.dialects.base import SharedNode, driver_uuid
 from fenka.scheduler.binder import OUTCOMES
@@ -81,7 +82,7 @@ class SchedulerMetrics(ProgramMetrics):
         )
         self.waits = wait_histogram(self.registry)
         self._counted: Sequence[QueueEntry] = ()
-        """The queue when its reasons were counted: each takes a look at all cards."""
+        """The queue when its reasons were counted."""
         self._reasons = reason_metric(())
         self.forwarded = Counter(
             "fenka_scheduler_forwarded",
@@ -98,6 +99,9 @@ class SchedulerMetrics(ProgramMetrics):
     def text(self) -> Iterator[bytes]:
         """Yield the metrics in Prometheus' format, in parts."""
         yield from self._cards()
+        if self._is_leading():
+            for _ in self._count_reasons():
+                yield b""
         yield from super().text()
 
     def collect(self) -> Iterator[Metric]:
@@ -159,15 +163,22 @@ class SchedulerMetrics(ProgramMetrics):
             if _is_pending(pod)
         ], now
 
+    def _count_reasons(self) -> Iterator[None]:
+        """Count why the first entries wait, in steps: one of 8,000 cards takes 0.6 ms."""
+        entries = self._queue.state.entries()
+        if entries is self._counted:
+            return
+        reasons = []
+        for entry in entries[:SHOWN]:
+            if entry.unschedulable is not None:
+                reasons.append(main_reason(entry.unschedulable.counts()))
+                yield
+        self._counted, self._reasons = entries, reason_metric(reasons)
+
     def _positions(self) -> Iterator[Metric]:
         queue = self._queue.state
-        entries = queue.entries()
-        first = entries[:SHOWN]
-        if entries is not self._counted:
-            rejections = [entry.unschedulable for entry in first if entry.unschedulable]
-            self._counted, self._reasons = entries, reason_metric(rejections)
         yield self._reasons
-        pending = [entry.pending for entry in first]
+        pending = [entry.pending for entry in queue.entries()[:SHOWN]]
         yield self.gauges(
             "waiting_position",
             f"Position of the first {SHOWN} pending pods: 1 is served next",

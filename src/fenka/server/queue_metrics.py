@@ -1,13 +1,13 @@
 """Metrics of pending requests, with the same names for a cluster's scheduler and a workstation's daemon."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from fenka.core.reasons import ReasonCode, Unschedulable, main_reason
+from fenka.core.reasons import ReasonCode
 
 WAIT_BUCKETS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
 
@@ -47,12 +47,12 @@ def pending_metrics(pending: Collection[PendingSample], now: float) -> Iterator[
     yield family
 
 
-def reason_metric(rejections: Collection[Unschedulable]) -> Metric:
-    """Return how many of the pending requests do not fit for which reason.
+def reason_metric(reasons: Iterable[ReasonCode | None]) -> Metric:
+    """Return how many pending requests have which reason. All reasons are published, also those of none.
 
-    Each counts for the reason that most cards have. All reasons are published, also those with none.
+    reasons: Of each request the one that most cards have; None if there is no card.
     """
-    counts = Counter(main_reason(rejection.counts()) for rejection in rejections)
+    counts = Counter(reasons)
     family = GaugeMetricFamily(
         "fenka_scheduler_waiting_reasons",
         "Pending requests at the front of the queue by the reason that most cards have",

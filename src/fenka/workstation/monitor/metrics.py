@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.inventory import Card
+from fenka.core.reasons import main_reason
 from fenka.core.request import Slice, reserved_percent
 from fenka.core.units import MIB
 from fenka.hardware import xids
@@ -124,7 +125,7 @@ class WorkstationMetrics(GpuMetrics):
             for job in waiting
             if job.rank == 0 and (status := self._broker.queue_status(job)) is not None
         ]
-        yield reason_metric([status.unschedulable for status in statuses])
+        yield reason_metric([main_reason(status.unschedulable.counts()) for status in statuses])
 
     def _observe_granted(self, jobs: Sequence[Job], now: float) -> None:
         for job in jobs:

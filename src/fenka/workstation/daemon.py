@@ -175,8 +175,7 @@ class Daemon:
         from fenka.workstation.monitor.metrics import WorkstationMetrics
 
         return WorkstationMetrics(
-            *(self.config.metrics_port, self.runtime, self.hardware, self.broker),
-            self._feedback.busy_s,
+            self.config.metrics_port, self.runtime, self.hardware, self.broker
         )
 
     async def _listen(self) -> asyncio.Server:
@@ -224,7 +223,8 @@ class Daemon:
             return
         with contextlib.suppress(NoDriver, NodeError, OSError):
             readings = self._controller.observe_cards()
-            self._metrics.update(self._cards.sample(readings), self._cards.violations)
+            sample = replace(self._cards.sample(readings), activity=self._activity)
+            self._metrics.update(sample, self._cards.violations)
 
     async def _record_running(self) -> None:
         jobs = self.broker.placed()

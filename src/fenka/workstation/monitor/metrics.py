@@ -6,7 +6,7 @@ They have the names of a node's and a scheduler's. A user is a namespace, a job 
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from prometheus_client.core import Metric
@@ -21,7 +21,7 @@ from fenka.hardware.nvml import Hardware, Reading, Xid, XidListener
 from fenka.hardware.peer_credentials import user_name
 from fenka.hardware.xids import xid_kind
 from fenka.isolation import account
-from fenka.isolation.driver_usage import Activity, ActivityTracker
+from fenka.isolation.driver_usage import NO_ACTIVITY
 from fenka.isolation.lease_files import account_file
 from fenka.server.gpu_metrics import CardSample, GpuMetrics, SliceSample
 from fenka.server.listener import listening_socket
@@ -33,7 +33,7 @@ from fenka.server.queue_metrics import (
     wait_histogram,
 )
 from fenka.workstation.broker import Broker
-from fenka.workstation.cards import CardsSample, GpuProcesses
+from fenka.workstation.cards import CardsSample
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
 
@@ -50,20 +50,12 @@ class PortUnavailable(FenkaError):
 class WorkstationMetrics(GpuMetrics):
     """Serves the last sample on a port of the loopback device."""
 
-    def __init__(
-        self,
-        port: int,
-        runtime: Runtime,
-        hardware: Hardware,
-        broker: Broker,
-        busy_s: Callable[[str, str], float | None],
-    ) -> None:
+    def __init__(self, port: int, runtime: Runtime, hardware: Hardware, broker: Broker) -> None:
         """Args:
         port: Where they are served.
         runtime: The daemon's directory.
         hardware: The driver.
         broker: The jobs.
-        busy_s: Returns how long a job has used a card, by its id and the card's UUID.
 
         Raises PortUnavailable.
         """
@@ -75,7 +67,6 @@ class WorkstationMetrics(GpuMetrics):
             ) from None
         super().__init__(socket.gethostname(), lambda: hardware.versions)
         self._runtime, self._hardware, self._broker = runtime, hardware, broker
-        self._activity = ActivityTracker(busy_s)
         self._xids = Counter[tuple[str, str]]()
         self.xids = self._xids
         self._waits = wait_histogram(self.registry)
@@ -98,9 +89,6 @@ class WorkstationMetrics(GpuMetrics):
     def update(self, sample: CardsSample, violations: Mapping[str, int]) -> None:
         """Take a sample. violations: how often each kind was seen so far."""
         jobs = self._broker.placed()
-        activity = self._activity.observe(
-            {(job.id, piece.uuid): job.started_at for job in jobs for piece in job.slices}
-        )
         cards: dict[str, Card] = {card.uuid: card for card in self._broker.node.cards}
         self.cards = [
             _card_sample(card, sample.readings, jobs, cards)
@@ -108,9 +96,7 @@ class WorkstationMetrics(GpuMetrics):
             if card.parent is None
         ]
         self.slices = [
-            slice_sample
-            for job in jobs
-            for slice_sample in self._slice_samples(job, sample.processes, activity, cards)
+            slice_sample for job in jobs for slice_sample in self._slice_samples(job, sample, cards)
         ]
         self.violations = dict(violations)
 
@@ -132,11 +118,7 @@ class WorkstationMetrics(GpuMetrics):
             self._waits.observe(max(now - job.requested_at, 0))
 
     def _slice_samples(
-        self,
-        job: Job,
-        processes: GpuProcesses,
-        activity: Mapping[tuple[str, str], Activity],
-        cards: Mapping[str, Card],
+        self, job: Job, sample: CardsSample, cards: Mapping[str, Card]
     ) -> Iterable[SliceSample]:
         try:
             written = account.read(account_file(self._runtime.lease(job.id)))
@@ -147,11 +129,11 @@ class WorkstationMetrics(GpuMetrics):
             card = cards.get(piece.uuid)
             if card is None:
                 continue
-            used = activity[job.id, piece.uuid]
-            used_mib = processes.used_mib(job.id, piece.uuid)
+            used = sample.activity.get((job.id, piece.uuid), NO_ACTIVITY)
+            used_mib = sample.processes.used_mib(job.id, piece.uuid)
             on_card = [
                 process
-                for process in processes.by_lease.get(job.id, ())
+                for process in sample.processes.by_lease.get(job.id, ())
                 if process.uuid == piece.uuid
             ]
             throttled_s, out_of_memory = written.counts(position)
@@ -172,7 +154,7 @@ class WorkstationMetrics(GpuMetrics):
                 used.busy_s,
                 throttled_s,
                 out_of_memory,
-                used.started_at,
+                job.started_at,
                 used.last_active_at,
             )
 

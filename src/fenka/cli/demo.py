@@ -19,6 +19,7 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -538,7 +539,29 @@ def _wait_for_interrupt(demonstration: Demonstration) -> None:
         else ""
     )
     print(f"In another terminal: {hint}fenka ps, {hint}fenka top node -s -d, {hint}fenka doctor")
-    sys.stdout.flush()
-    with contextlib.suppress(KeyboardInterrupt):
+    with _dashboard(demonstration) as address, contextlib.suppress(KeyboardInterrupt):
+        if address:
+            print(f"In the browser: {address}")
+        sys.stdout.flush()
         signal.pause()
     print("\nEnding …")
+
+
+@contextlib.contextmanager
+def _dashboard(demonstration: Demonstration) -> Iterator[str]:
+    """Serve the page while the block runs. Yield its address; nothing if this installation has no page."""
+    if not (resources.files("fenka") / "_web").is_dir():
+        yield ""
+        return
+    process = subprocess.Popen(
+        [sys.executable, "-Pm", "fenka", "dashboard", "--no-open"],
+        env=demonstration.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.wait()

@@ -197,6 +197,8 @@ export interface NodeLine {
  * Attributes:
  *     name: of the machine, or of the cluster's context.
  *     cards: all cards; none where there are more than 64: then `fleet` has them.
+ *     programs: all that hold something; where `fleet` has the cards, those that are idle and hold most.
+ *     programs_total: how many hold something.
  *     largest_mib: the largest slice that starts at once. free_mib: what is free in all.
  *     problems: sentences about what is not known now, such as a daemon that does not answer.
  *     actions: whether this viewer may stop and resize.
@@ -222,6 +224,7 @@ export interface World {
   problems: string[];
   actions: boolean;
   currency: string;
+  programs_total: number;
   messages: number;
 }
 

@@ -31,7 +31,7 @@ class NativeWheel(BuildHookInterface[Any]):
         return [*groups["native"], "cffi>=2.0"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Raises FileNotFoundError without the page or the libraries, RuntimeError if these cannot be built."""
+        """Raises FileNotFoundError without page or libraries, RuntimeError if these cannot be built."""
         if version == "editable":
             return
         page = Path(self.root) / "src" / "fenka" / "_web" / "index.html"

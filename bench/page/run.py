@@ -56,7 +56,8 @@ async def files(browser: Browser, world: str, screen: str) -> list[str]:
         await page.get_by_role("figure").first.wait_for()
     await page.close()
     await runner.cleanup()
-    return paths
+    # The browser may ask for its icon again.
+    return [*dict.fromkeys(paths)]
 
 
 async def drawn(browser: Browser) -> float:

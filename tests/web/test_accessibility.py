@@ -12,11 +12,19 @@ from tools.page.server import PAGE
 AXE = PAGE.parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 
 SCREENS = {
-    "workstation": ("cards", "queue", "program/job-1", "program/job-3", "card/0", "idle", "people", "what-if", "workloads", "nothing"),
+    "workstation": ("cards", "queue", "program/job-1", "program/job-3", "card/0", "idle", "people",
+                    "what-if", "workloads", "nothing"),
     "cluster": ("cards", "nodes", "nodes/squares", "node/gpu-17", "queue", "workloads", "idle", "people"),
     "thousand": ("nodes", "nodes/table", "node/gpu-0003", "card/gpu-0003/2"),
     "empty": ("cards", "queue", "workloads", "idle", "people", "what-if"),
 }  # fmt: skip
+
+
+FINDINGS = """async () => {
+    const { violations } = await axe.run({ resultTypes: ["violations"] });
+    const places = (rule) => rule.nodes.map((node) => node.html.slice(0, 160) + node.failureSummary);
+    return violations.map((rule) => `${rule.id}: ${places(rule).join(" | ")}`);
+}"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -41,11 +49,7 @@ def _violations(page: Page) -> list[str]:
     """Return the findings of axe-core. It is injected past the page's policy, which forbids it."""
     if not page.evaluate("'axe' in globalThis"):
         page.evaluate(AXE.read_text() + "\n;null")
-    found = page.evaluate(
-        """async () => (await axe.run({resultTypes: ["violations"]})).violations.map(
-            (rule) => `${rule.id}: ${rule.nodes.map((node) => node.html.slice(0, 160) + node.failureSummary).join(" | ")}`
-        )"""
-    )
+    found = page.evaluate(FINDINGS)
     assert isinstance(found, list)
     return found
 

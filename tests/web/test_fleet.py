@@ -8,6 +8,13 @@ from tests.web.browser import Watched
 from tests.web.conftest import Serve
 from tools.page import worlds
 
+COUNT_COLOURS = """() => new Promise((resolve) => requestAnimationFrame(() => {
+    const { width, height } = document.querySelector("canvas");
+    const context = document.querySelector("canvas").getContext("2d");
+    const words = new Uint32Array(context.getImageData(0, 0, width, height).data.buffer);
+    resolve(new Set(words).size);
+}))"""
+
 
 def _words(number: int, card: int) -> re.Pattern[str]:
     """Return what the page says of a card, from the bytes of the message."""
@@ -52,15 +59,7 @@ def test_canvas_shows_the_message(serve: Serve, watched: Watched) -> None:
     page = watched.page
     page.goto(serve("thousand").entry)
     expect(page.locator("canvas")).to_be_visible()
-    colours = page.evaluate(
-        """() => new Promise((resolve) => requestAnimationFrame(() => {
-            const canvas = document.querySelector("canvas");
-            const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-            const found = new Set();
-            for (let at = 0; at < data.length; at += 4) found.add(`${data[at]} ${data[at + 1]} ${data[at + 2]} ${data[at + 3]}`);
-            resolve(found.size);
-        }))"""
-    )
+    colours = page.evaluate(COUNT_COLOURS)
     assert colours > 6
     size = page.locator("canvas").bounding_box()
     assert size

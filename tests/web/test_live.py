@@ -13,7 +13,12 @@ from tools.page import worlds
 from tools.page.server import TOKEN
 
 HIDE = """
-Object.defineProperty(document, "hidden", { get: () => globalThis.hiddenForTest ?? false });
+let hidden = false;
+Object.defineProperty(document, "hidden", { get: () => hidden });
+globalThis.hide = (value) => {
+    hidden = value;
+    document.dispatchEvent(new Event("visibilitychange"));
+};
 """
 
 
@@ -108,10 +113,7 @@ def test_hidden_tab_closes_its_stream(serve: Serve, watched: Watched) -> None:
 
 
 def _hide(page: Page, hidden: bool) -> None:
-    page.evaluate(
-        "hidden => { globalThis.hiddenForTest = hidden; document.dispatchEvent(new Event('visibilitychange')); }",
-        hidden,
-    )
+    page.evaluate("hidden => globalThis.hide(hidden)", hidden)
 
 
 def _streams(server: Served) -> int:

@@ -6,6 +6,7 @@ They are values of the types that the server sends, so the page shows them as it
 import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from fenka.views.board import (
     CardTile,
@@ -139,6 +140,7 @@ def workstation(at: float) -> World:
         free_mib=T4_MIB - 3 * NOTEBOOK_MIB,
         largest_mib=2 * UNIT_MIB,
         actions=True,
+        programs_total=3,
     )
 
 
@@ -167,6 +169,54 @@ def empty(at: float) -> World:
 def cluster(at: float) -> World:
     """Return a cluster of five nodes: a training, services under a peak, MIG instances, a waiting gang."""
     return _Cluster(at).world()
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A program of the cluster. fraction: of its memory that it uses. idle: seconds; age: too."""
+
+    name: str
+    user: str
+    kind: str
+    cards: list[str]
+    mib: int
+    fraction: float
+    busy: float
+    compute: int = 0
+    profile: str = ""
+    group: str = ""
+    age: float = 9_000
+    idle: float | None = None
+    violations: list[str] = field(default_factory=list)
+
+
+_TOO_MUCH = "holds 5611 MiB of the card, 226 MiB more than its slice"
+
+_RUNS = [
+    *(
+        _Run(f"resnet-worker-{index}", "vision", "training", [f"gpu-11/{index}"], 40536, 0.86, 0.97,
+             group="resnet", age=52_000)
+        for index in range(4)
+    ),
+    *(
+        _Run(f"chat-v2-{index}", "assist", "service", [f"gpu-12/{index}"], 24576, 0.91, 0.88,
+             compute=60, group="chat", age=3_600 * index + 500)
+        for index in range(3)
+    ),
+    _Run("embed-v1-0", "search", "service", ["gpu-12/0"], 12288, 0.55, 0.07, 20),
+    _Run("whisper-0", "assist", "service", ["gpu-12/1"], 8192, 0.7, 0.11, 20),
+    _Run("bert-finetune", "nlp", "training", ["gpu-12/3"], 36864, 0.93, 0.99, age=5_400),
+    _Run("tf-notebook-7cf4575d78-9gxzd", "default", "notebook", ["gpu-17/0"], 4308, 1, 0.31, 40),
+    _Run("tf-notebook-2-7b4d68d8f7-wxlff", "default", "notebook", ["gpu-17/0"], 4308, 0.776, 0.2),
+    _Run("tf-notebook-3-86c48d4c7d-lk9h8", "default", "notebook", ["gpu-17/0"], 4308, 0.003, 0.0,
+         idle=88_000),
+    _Run("sweep-14", "nlp", "run", ["gpu-17/1"], 8616, 0.64, 0.72),
+    _Run("sweep-15", "nlp", "run", ["gpu-17/1"], 5385, 0.68, 0.25, violations=[_TOO_MUCH]),
+    _Run("annotate", "vision", "notebook", ["gpu-18/0"], 6462, 0.05, 0.0, idle=11_000),
+    _Run("ocr-a", "search", "service", ["mig-01/0"], 9984, 0.71, 0.4, profile="2g.10gb"),
+    _Run("ocr-b", "search", "service", ["mig-01/0"], 4864, 0.4, 0.2, profile="1g.5gb"),
+    _Run("rank-1", "search", "service", ["mig-01/1"], 20096, 0.8, 0.55, profile="3g.20gb"),
+]  # fmt: skip
 
 
 class _Cluster:
@@ -206,65 +256,41 @@ class _Cluster:
             power_limit_w=70.0 if mib == T4_MIB else 400.0,
         )
 
-    def _run(
-        self, name: str, user: str, kind: str, cards: list[str], mib: int, fraction: float,
-        busy: float, compute: int = 0, profile: str = "", group: str = "", age: float = 9_000,
-        idle: float | None = None, violations: tuple[str, ...] = (), address: str = "",
-    ) -> None:  # fmt: skip
-        used = round(mib * fraction)
-        for card in cards:
-            start = sum(tile.held_mib for tile in self._slices[card]) // 5_000
-            tile = SliceTile(
-                name, name, user, mib, used, compute, "hard", busy, profile, start if profile else 0
+    def _run(self, run: "_Run") -> None:
+        used = round(run.mib * run.fraction)
+        for card in run.cards:
+            start = sum(tile.held_mib for tile in self._slices[card]) // 5_000 if run.profile else 0
+            self._slices[card].append(
+                SliceTile(
+                    *(run.name, run.name, run.user, run.mib, used, run.compute, "hard"),
+                    run.busy,
+                    run.profile,
+                    start,
+                )
             )
-            self._slices[card].append(tile)
+        count = len(run.cards)
         self._programs.append(
             ProgramLine(
-                name,
-                name,
-                user,
-                kind,
-                "running",
-                profile or f"{len(cards)} × {mib // 1024}",
-                self._at - age,
-                started_at=self._at - age + 4,
-                group=group,
-                cards=cards,
-                held_mib=mib * len(cards),
-                used_mib=used * len(cards),
-                busy=busy * len(cards),
-                compute=compute,
-                idle_s=idle,
-                violations=[*violations],
-                starts=["gang-a"] if idle else [],
-                address=address,
+                *(run.name, run.name, run.user, run.kind, "running"),
+                run.profile or f"{count} × {run.mib // 1024}",
+                self._at - run.age,
+                started_at=self._at - run.age + 4,
+                group=run.group,
+                cards=run.cards,
+                held_mib=run.mib * count,
+                used_mib=used * count,
+                busy=run.busy * count,
+                compute=run.compute,
+                idle_s=run.idle,
+                violations=run.violations,
+                starts=["gang-a"] if run.idle else [],
             )
         )
 
     def world(self) -> World:
         """Return all of it."""
-        for index in range(4):
-            self._run(f"resnet-worker-{index}", "vision", "training", [f"gpu-11/{index}"], 40536,
-                      0.86, 0.97, group="resnet", age=52_000)  # fmt: skip
-        for index in range(3):
-            self._run(f"chat-v2-{index}", "assist", "service", [f"gpu-12/{index}"], 24576, 0.91,
-                      0.88, compute=60, group="chat", age=3_600 * index + 500)  # fmt: skip
-        self._run("embed-v1-0", "search", "service", ["gpu-12/0"], 12288, 0.55, 0.07, 20)
-        self._run("whisper-0", "assist", "service", ["gpu-12/1"], 8192, 0.7, 0.11, 20)
-        self._run("bert-finetune", "nlp", "training", ["gpu-12/3"], 36864, 0.93, 0.99, age=5_400)
-        self._run("tf-notebook-7cf4575d78-9gxzd", "default", "notebook", ["gpu-17/0"], 4308, 1,
-                  0.31, 40)  # fmt: skip
-        self._run("tf-notebook-2-7b4d68d8f7-wxlff", "default", "notebook", ["gpu-17/0"], 4308,
-                  0.776, 0.2)  # fmt: skip
-        self._run("tf-notebook-3-86c48d4c7d-lk9h8", "default", "notebook", ["gpu-17/0"], 4308,
-                  0.003, 0.0, idle=88_000)  # fmt: skip
-        self._run("sweep-14", "nlp", "run", ["gpu-17/1"], 8616, 0.64, 0.72)
-        self._run("sweep-15", "nlp", "run", ["gpu-17/1"], 5385, 0.68, 0.25,
-                  violations=("holds 5611 MiB of the card, 226 MiB more than its slice",))  # fmt: skip
-        self._run("annotate", "vision", "notebook", ["gpu-18/0"], 6462, 0.05, 0.0, idle=11_000)
-        self._run("ocr-a", "search", "service", ["mig-01/0"], 9984, 0.71, 0.4, profile="2g.10gb")
-        self._run("ocr-b", "search", "service", ["mig-01/0"], 4864, 0.4, 0.2, profile="1g.5gb")
-        self._run("rank-1", "search", "service", ["mig-01/1"], 20096, 0.8, 0.55, profile="3g.20gb")
+        for run in _RUNS:
+            self._run(run)
         cards = [self._filled(card) for card in self._cards.values()]
         return World(
             self._at,
@@ -282,6 +308,7 @@ class _Cluster:
             nodes=self._nodes(cards),
             free_mib=sum(card.memory_mib - card.held_mib for card in cards if card.healthy),
             largest_mib=20480,
+            programs_total=len(self._programs),
             currency="USD",
         )
 
@@ -314,7 +341,7 @@ class _Cluster:
         )
 
     def _waiting(self) -> list[WaitingLine]:
-        rows = (
+        rows: tuple[tuple[str, str, str, int, int, list[str], str], ...] = (
             ("gang-a", "vision", "4 × 40", 10, 2_700, ["gpu-11/0", "gpu-11/1", "gpu-11/2",
              "gpu-11/3"], "0/16 GPUs fit: 8 too little memory, 5 another model, 2 divided into "
              "instances, 1 unhealthy"),

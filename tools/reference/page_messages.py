@@ -44,20 +44,20 @@ def _typescript(shape: shapes.Type) -> str:
     """Return the type of what JSON has for a value of this type. Raises KeyError."""
     match shape:
         case shapes.StructType():
-            return shape.cls.__name__
+            found = shape.cls.__name__
         case shapes.UnionType():
-            return " | ".join(_typescript(member) for member in shape.types)
+            found = " | ".join(_typescript(member) for member in shape.types)
         case shapes.LiteralType():
-            return " | ".join(f'"{value}"' for value in shape.values)
+            found = " | ".join(f'"{value}"' for value in shape.values)
         case shapes.TupleType():
-            return f"[{', '.join(_typescript(item) for item in shape.item_types)}]"
+            found = f"[{', '.join(_typescript(item) for item in shape.item_types)}]"
         case shapes.ListType():
-            item = _typescript(shape.item_type)
-            return f"({item})[]" if "|" in item else f"{item}[]"
+            found = f"Array<{_typescript(shape.item_type)}>"
         case shapes.DictType():
-            return f"Record<string, {_typescript(shape.value_type)}>"
+            found = f"Record<string, {_typescript(shape.value_type)}>"
         case _:
-            return _SCALARS[type(shape)]
+            found = _SCALARS[type(shape)]
+    return found
 
 
 _SCALARS: dict[type, str] = {

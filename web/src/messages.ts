@@ -56,9 +56,9 @@ export interface CardTile {
   unleased_mib: number;
   unleased: string;
   note: string;
-  xids: string[];
+  xids: Array<string>;
   readable: string;
-  slices: SliceTile[];
+  slices: Array<SliceTile>;
 }
 
 /**
@@ -87,15 +87,15 @@ export interface ProgramLine {
   started_at: number | null;
   deadline: number | null;
   group: string;
-  cards: string[];
+  cards: Array<string>;
   held_mib: number;
   used_mib: number | null;
   busy: number | null;
   compute: number;
   compute_mode: "hard" | "soft" | "weight";
   idle_s: number | null;
-  starts: string[];
-  violations: string[];
+  starts: Array<string>;
+  violations: Array<string>;
   own: boolean;
   address: string;
 }
@@ -118,10 +118,10 @@ export interface WaitingLine {
   asks: string;
   priority: number;
   since: number;
-  reserved: string[];
+  reserved: Array<string>;
   starts_by: number | null;
   why: string;
-  helps: string[];
+  helps: Array<string>;
   own: boolean;
 }
 
@@ -147,8 +147,8 @@ export interface WorkloadLine {
   desired: number | null;
   requests_per_s: number | null;
   waiting_requests: number | null;
-  loss: [number, number][];
-  programs: string[];
+  loss: Array<[number, number]>;
+  programs: Array<string>;
 }
 
 /**
@@ -212,16 +212,16 @@ export interface World {
   version: string;
   simulated: boolean;
   unit_mib: number;
-  cards: CardTile[];
-  programs: ProgramLine[];
-  waiting: WaitingLine[];
+  cards: Array<CardTile>;
+  programs: Array<ProgramLine>;
+  waiting: Array<WaitingLine>;
   waiting_total: number;
-  workloads: WorkloadLine[];
-  people: PersonLine[];
-  nodes: NodeLine[];
+  workloads: Array<WorkloadLine>;
+  people: Array<PersonLine>;
+  nodes: Array<NodeLine>;
   free_mib: number;
   largest_mib: number;
-  problems: string[];
+  problems: Array<string>;
   actions: boolean;
   currency: string;
   programs_total: number;
@@ -239,8 +239,8 @@ export interface World {
 export interface Fleet {
   type: "fleet";
   at: number;
-  nodes: string[];
-  counts: number[];
+  nodes: Array<string>;
+  counts: Array<number>;
   cards: string;
 }
 
@@ -257,12 +257,12 @@ export interface Fleet {
 export interface ProgramDetail {
   program: ProgramLine | null;
   waiting: WaitingLine | null;
-  explanation: string[];
-  events: [number, string][];
+  explanation: Array<string>;
+  events: Array<[number, string]>;
   refused: number | null;
   throttled_s: number | null;
   logs: boolean;
-  mates: string[];
+  mates: Array<string>;
 }
 
 /**
@@ -275,17 +275,17 @@ export interface Series {
   unit: string;
   start: number;
   step: number;
-  mean: (number | null)[];
-  highest: (number | null)[];
-  limit: (number | null)[];
+  mean: Array<number | null>;
+  highest: Array<number | null>;
+  limit: Array<number | null>;
 }
 
 /**
  * What was over a span. problem: why there is nothing; empty if there is.
  */
 export interface Timeline {
-  series: Series[];
-  marks: [number, string][];
+  series: Array<Series>;
+  marks: Array<[number, string]>;
   problem: string;
 }
 
@@ -295,7 +295,7 @@ export interface Timeline {
  * end: ids of programs. add: number of cards by model.
  */
 export interface WhatIf {
-  end: string[];
+  end: Array<string>;
   add: Record<string, number>;
 }
 
@@ -303,7 +303,7 @@ export interface WhatIf {
  * starts: names of what would start. waits: name and reason of what would not. sentence: both in one.
  */
 export interface WhatIfAnswer {
-  starts: string[];
-  waits: [string, string][];
+  starts: Array<string>;
+  waits: Array<[string, string]>;
   sentence: string;
 }

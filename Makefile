@@ -14,7 +14,7 @@ export UV_PROJECT_ENVIRONMENT := .venv
 export UV_SYSTEM_CERTS := true
 
 help: ## list the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s  %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s  %s\n", $$1, $$2}'
 
 build: .venv/.run native web ## set up .venv, the native libraries and the page: leaves .venv/bin/fenka
 

@@ -3,20 +3,26 @@
 import hashlib
 import json
 import os
+import re
 import time
 import uuid
 from pathlib import Path
 from typing import Any, Final
 
-from deploy.release.recipe import Release
+from deploy.release.recipe import ROOT, Release
 
 CHECKSUMS: Final = "SHA256SUMS"
 SIGNATURES: Final = (".minisig", ".sigstore.json")
 """Endings of what signs the checksums."""
 
+_BUNDLED: Final = re.compile(r"^(\S+) ([0-9.]+), (\S+)$", re.MULTILINE)
+"""The heading of a package in the page's list of licences."""
+
 
 def write_sbom(release: Release) -> list[Path]:
     """Write a CycloneDX 1.5 document: fenka's wheels, and the locked versions of all that they may install.
+
+    What is bundled into the dashboard's page is among these, as the page's own list of licences has it.
 
     Raises ReleaseError.
     """
@@ -39,6 +45,18 @@ def write_sbom(release: Release) -> list[Path]:
             for path in sorted(release.into.glob(f"fenka-{release.version}-py3-none-*.whl"))
         ],
     }
+    licences = (ROOT / "src" / "fenka" / "_web" / "LICENSES.txt").read_text()
+    document["components"] += [
+        {
+            "type": "library",
+            "bom-ref": f"npm-{name}",
+            "name": name,
+            "version": version,
+            "purl": f"pkg:npm/{name}@{version}",
+            "licenses": [{"license": {"id": licence}}],
+        }
+        for name, version, licence in _BUNDLED.findall(licences)
+    ]
     # Two exports of a lock differ in these alone.
     document["metadata"]["timestamp"] = time.strftime(
         "%Y-%m-%dT%H:%M:%SZ", time.gmtime(release.epoch)

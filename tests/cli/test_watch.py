@@ -5,7 +5,15 @@ from collections.abc import AsyncIterator
 import pytest
 from textual.widgets import DataTable, Input, Static
 
-from fenka.cli.watch import UNKNOWN, Watch, card_bar, card_names, card_title, program_cells, summary
+from fenka.cli.watch import (
+    UNKNOWN,
+    TopScreen,
+    card_bar,
+    card_names,
+    card_title,
+    program_cells,
+    summary,
+)
 from fenka.core.errors import INVALID_INPUT
 from fenka.views.board import CardTile, ProgramLine, SliceTile, WaitingLine, World
 from tests.cli.command import fenka
@@ -122,7 +130,7 @@ def test_markup_in_a_name_is_text() -> None:
     assert "[red]x" in summary(world(name="[red]x")).plain
 
 
-def names(app: Watch) -> list[str]:
+def names(app: TopScreen) -> list[str]:
     """Return the first column of the table."""
     table = app.query_one(DataTable)
     return [str(table.get_row_at(row)[0]) for row in range(table.row_count)]
@@ -155,7 +163,7 @@ PROGRAMS = (
 )
 async def test_key_sorts_or_selects(keys: str, expected: list[str]) -> None:
     """Each letter as the line at the bottom names it."""
-    app = Watch(lambda: once(world(*PROGRAMS)))
+    app = TopScreen(lambda: once(world(*PROGRAMS)))
     async with app.run_test(size=(100, 40)) as pilot:
         await pilot.pause()
         await pilot.press(*keys)
@@ -164,7 +172,7 @@ async def test_key_sorts_or_selects(keys: str, expected: list[str]) -> None:
 
 async def test_filter_keeps_what_it_names_until_escape() -> None:
     """By name or user; Enter leaves the field, Esc shows all again; q quits."""
-    app = Watch(lambda: once(world(*PROGRAMS)))
+    app = TopScreen(lambda: once(world(*PROGRAMS)))
     async with app.run_test(size=(100, 40)) as pilot:
         await pilot.pause()
         await pilot.press("slash", *"ben")
@@ -186,7 +194,7 @@ async def test_screen_shows_cards_queue_and_problems() -> None:
     shown = world(
         line("a"), waiting=[waiting], waiting_total=3, problems=["the fenka daemon does not answer"]
     )
-    app = Watch(lambda: once(world(), shown))
+    app = TopScreen(lambda: once(world(), shown))
     async with app.run_test(size=(100, 40)) as pilot:
         await pilot.pause()
         queue = str(app.query_one("#waiting-lines", Static).render())

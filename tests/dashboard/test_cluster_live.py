@@ -11,7 +11,7 @@ from aiohttp import web
 from fenka.dashboard.cluster_live import ClusterLive
 from fenka.dashboard.node_readings import PROGRAM, period_s
 from fenka.views.board import CardTile, World
-from fenka.views.readings import CardReading, NodeReading, SliceReading
+from fenka.views.node_figures import CardFigures, NodeFigures, SliceFigures
 from tests.builders import T4_MIB, Json, node_json, on_card, pod_json
 from tests.fakes.api_server import FakeApiServer, api_server
 from tests.fakes.queue import UNSCHEDULABLE
@@ -108,8 +108,8 @@ async def test_figures_are_those_of_the_node_s_program() -> None:
         server.put("pods", notebook())
         server.put("pods", program())
         uuid = "GPU-n-0"
-        reading = NodeReading(
-            100.0, [CardReading(uuid, 5000, 0.62, 49)], [SliceReading(UID, uuid, 4307, 0.4)]
+        reading = NodeFigures(
+            100.0, [CardFigures(uuid, 5000, 0.62, 49)], [SliceFigures(UID, uuid, 4307, 0.4)]
         )
         answering(server, web.Response(body=msgspec.json.encode(reading)))
         async with following(server) as live:

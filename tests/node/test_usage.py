@@ -24,12 +24,12 @@ from fenka.isolation.driver_usage import Activity, ActivityTracker, UnleasedMemo
 from fenka.isolation.lease_files import card_limits
 from fenka.node.lease import pod_processes
 from fenka.node.lease.store import Lease
+from fenka.node.monitor.dashboard_answer import encode_figures, node_figures
 from fenka.node.monitor.metrics import Exporter
-from fenka.node.monitor.readings import encode_reading, node_reading
 from fenka.node.monitor.usage import NodeUsage, SliceUsage, Usage
 from fenka.server.listener import listening_socket
 from fenka.server.probes import serve_probes
-from fenka.views.readings import CardReading, NodeReading, SliceReading
+from fenka.views.node_figures import CardFigures, NodeFigures, SliceFigures
 from tests.node.harness import card, lease_files
 
 POD = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1"
@@ -417,15 +417,15 @@ def test_reading_for_the_dashboard_has_what_leases_use() -> None:
         (used,), (card(0),), {uuid: Reading(uuid, 400, 62, 49, 29.5, 70.0)}, over_memory=(used,)
     )
     exporter.activity = {("t", uuid): Activity(50, 2.5, 120, 0.25)}
-    reading = msgspec.json.decode(encode_reading(exporter, 150.0), type=NodeReading)
+    reading = msgspec.json.decode(encode_figures(exporter, 150.0), type=NodeFigures)
     sentence = f"holds more than its 4096 MiB of {uuid}, as the driver reports"
-    assert reading == NodeReading(
+    assert reading == NodeFigures(
         150.0,
-        [CardReading(uuid, 400, 0.62, 49, 29.5, 70.0)],
-        [SliceReading(POD, uuid, 300, 0.25, 30.0, sentence)],
+        [CardFigures(uuid, 400, 0.62, 49, 29.5, 70.0)],
+        [SliceFigures(POD, uuid, 300, 0.25, 30.0, sentence)],
     )
     exporter.activity = {}
-    assert node_reading(exporter, 150.0).slices[0].idle_s is None
+    assert node_figures(exporter, 150.0).slices[0].idle_s is None
 
 
 async def test_port_serves_metrics_and_readiness(unused_tcp_port: int) -> None:
@@ -438,7 +438,7 @@ async def test_port_serves_metrics_and_readiness(unused_tcp_port: int) -> None:
             return answer.status, await answer.text()
 
     listening = listening_socket(None, unused_tcp_port)
-    usage = functools.partial(encode_reading, exporter, 100.0)
+    usage = functools.partial(encode_figures, exporter, 100.0)
     async with serve_probes(listening, lambda: problem, exporter.text, usage=usage):
         assert await ask("/usage") == (200, "[100.0,[],[]]")
         assert await ask("/healthz") == (200, "ok\n")

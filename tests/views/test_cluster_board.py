@@ -15,9 +15,9 @@ from fenka.views import board
 from fenka.views.board_sums import idle_for, total
 from fenka.views.cluster_board import ClusterView, fleet, node_part, world
 from fenka.views.cluster_queue import cluster_queue
+from fenka.views.node_figures import CardFigures, NodeFigures, SliceFigures
 from fenka.views.node_rows import cluster_nodes
 from fenka.views.node_summaries import summarize_row
-from fenka.views.readings import CardReading, NodeReading, SliceReading
 from tests.builders import T4_MIB, a_node, on_card
 from tests.fakes.queue import START, make, pending
 from tests.mig_builders import mig_node
@@ -36,7 +36,7 @@ def holder(name: str, card: int, units: int, **given: Any) -> Pod:
 def view(
     pods: Sequence[Pod],
     nodes: Sequence[Node] = (NODE,),
-    readings: Mapping[str, NodeReading] | None = None,
+    readings: Mapping[str, NodeFigures] | None = None,
     now: float = START + 100,
 ) -> ClusterView:
     """Return a view of nodes and pods, with their queue and lines."""
@@ -57,14 +57,14 @@ def cards(shown: ClusterView) -> Sequence[board.CardTile]:
     return shown.parts["n"].tiles
 
 
-def readings(pod: Pod, **given: Any) -> dict[str, NodeReading]:
+def readings(pod: Pod, **given: Any) -> dict[str, NodeFigures]:
     """Return node n's readings: of both cards, and of the pod's slice of card 0."""
     figures = [
-        CardReading(card.uuid, 5000, 0.62, 49, 29.0, 70.0)
+        CardFigures(card.uuid, 5000, 0.62, 49, 29.0, 70.0)
         for card in ClusterSnapshot.of([NODE], []).state.shared_nodes()[0].physical_cards
     ]
-    piece = SliceReading(pod.metadata.uid, figures[0].uuid, **given)
-    return {"n": NodeReading(START + 99, figures, [piece])}
+    piece = SliceFigures(pod.metadata.uid, figures[0].uuid, **given)
+    return {"n": NodeFigures(START + 99, figures, [piece])}
 
 
 def test_slice_shows_what_is_held_used_and_busy() -> None:

@@ -181,7 +181,7 @@ def program_cells(line: ProgramLine, now: float) -> tuple[str, ...]:
     )
 
 
-class Watch(App[None]):
+class TopScreen(App[None]):
     """The screen. follow: yields what to show, each time that it changes."""
 
     CSS = """
@@ -324,7 +324,7 @@ def watch_machine() -> None:
     def follow() -> AsyncIterator[World]:
         return _worlds(Live(paths.current(), Viewer(os.geteuid()), look_around))
 
-    Watch(follow).run()
+    TopScreen(follow).run()
 
 
 def watch_cluster(target: Target) -> None:
@@ -335,4 +335,4 @@ def watch_cluster(target: Target) -> None:
             async for world in _worlds(ClusterLive(api, api.server)):
                 yield world
 
-    Watch(follow).run()
+    TopScreen(follow).run()

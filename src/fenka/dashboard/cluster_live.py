@@ -41,8 +41,8 @@ from fenka.views.cluster_board import (
 )
 from fenka.views.cluster_queue import cluster_queue
 from fenka.views.cluster_workloads import service_versions, training_jobs
+from fenka.views.node_figures import NodeFigures
 from fenka.views.node_summaries import NodeSummary, summarize_nodes
-from fenka.views.readings import NodeReading
 from fenka.views.workloads import QueueRow, Workload
 
 TICK_S = 1.0
@@ -140,7 +140,7 @@ class ClusterLive:
         self._looked_at: Counter[str] = Counter()
         self.encoded: bytes | None = None
         self._parts: dict[str, NodePart] = {}
-        self._readings: dict[str, NodeReading] = {}
+        self._readings: dict[str, NodeFigures] = {}
         self._queue: list[QueueRow] = []
         self._summaries: list[NodeSummary] = []
         self._workloads: list[Workload] = []

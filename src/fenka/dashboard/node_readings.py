@@ -12,7 +12,7 @@ import msgspec
 
 from fenka.cluster.objects import Pod
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
-from fenka.views.readings import NodeReading
+from fenka.views.node_figures import NodeFigures
 
 PERIOD_S = 15.0
 """Between two questions to all nodes of a small cluster."""
@@ -31,14 +31,14 @@ MAX_BYTES = 4 << 20
 TOGETHER = 16
 """Nodes that are asked at a time."""
 
-_decoder = msgspec.json.Decoder(NodeReading)
+_decoder = msgspec.json.Decoder(NodeFigures)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswers:
     """What nodes answered: readings by node, and a sentence if some gave none."""
 
-    readings: Mapping[str, NodeReading]
+    readings: Mapping[str, NodeFigures]
     problem: str = ""
 
 
@@ -56,7 +56,7 @@ def period_s(nodes: int) -> float:
 
 async def ask_nodes(api: Api, programs: Iterable[Pod]) -> NodeAnswers:
     """Ask these programs, some at a time and each until the deadline."""
-    readings: dict[str, NodeReading] = {}
+    readings: dict[str, NodeFigures] = {}
     failures: dict[str, str] = {}
     slots = asyncio.Semaphore(TOGETHER)
 
@@ -77,7 +77,7 @@ async def ask_nodes(api: Api, programs: Iterable[Pod]) -> NodeAnswers:
     return NodeAnswers(readings, _sentence(failures))
 
 
-async def _reading(api: Api, pod: Pod) -> NodeReading:
+async def _reading(api: Api, pod: Pod) -> NodeFigures:
     meta = pod.metadata
     # Without a port the API server takes the first one that the pod names: that of its metrics.
     path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}/proxy/usage"

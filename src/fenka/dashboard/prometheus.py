@@ -64,14 +64,14 @@ class _Sample(msgspec.Struct, frozen=True):
     values: list[tuple[float, str]]
 
 
-class _Data(msgspec.Struct, frozen=True):
+class _QueryData(msgspec.Struct, frozen=True):
     result: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _QueryAnswer(msgspec.Struct, frozen=True):
     status: str
     error: str = ""
-    data: _Data = _Data()
+    data: _QueryData = _QueryData()
 
 
 class _Span(NamedTuple):
@@ -159,7 +159,7 @@ class Prometheus:
                     values[position] = value / scale
         return values
 
-    async def _ask(self, what: str, query: Mapping[str, str]) -> _Answer:
+    async def _ask(self, what: str, query: Mapping[str, str]) -> _QueryAnswer:
         """Raises NoPrometheus, OSError, TimeoutError, aiohttp.ClientError."""
         headers = {}
         if self._token_file is not None:
@@ -171,7 +171,7 @@ class Prometheus:
         ):
             body = await got.read()
         try:
-            answer = msgspec.json.decode(body, type=_Answer)
+            answer = msgspec.json.decode(body, type=_QueryAnswer)
         except msgspec.MsgspecError:
             raise NoPrometheus(
                 f"{self._url} does not answer as Prometheus does: name its address with --prometheus"

@@ -40,9 +40,9 @@ from fenka.node.lease import pod_processes
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import LeaseStore
 from fenka.node.mig_instances import NodeInstances
+from fenka.node.monitor.dashboard_answer import encode_figures
 from fenka.node.monitor.metrics import Exporter
 from fenka.node.monitor.monitor import FeedbackLoop, HealthMonitor, Monitor, ViolationPolicy
-from fenka.node.monitor.readings import encode_reading
 from fenka.node.monitor.usage import Usage
 from fenka.node.node_api import NodeApi
 from fenka.node.program import Edges, assemble
@@ -328,7 +328,7 @@ async def _serve(
                         listening,
                         lambda: program.agent.problem,
                         exporter.text,
-                        usage=lambda: encode_reading(exporter, time.time()),
+                        usage=lambda: encode_figures(exporter, time.time()),
                     )
                 )
             async with working_until(stop, *work):

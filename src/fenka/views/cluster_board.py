@@ -20,8 +20,8 @@ from fenka.views.board_sums import (
     without_token,
 )
 from fenka.views.mig_rows import usable_units
+from fenka.views.node_figures import CardFigures, NodeFigures, SliceFigures
 from fenka.views.node_summaries import NodeSummary
-from fenka.views.readings import CardReading, NodeReading, SliceReading
 from fenka.views.workloads import QueueRow, ServiceVersion, Workload, workload_row
 
 MAX_CARDS = 64
@@ -118,7 +118,7 @@ def fleet(parts: Mapping[str, NodePart], now: float) -> board.Fleet:
 def node_part(
     state: ClusterState,
     name: str,
-    reading: NodeReading | None,
+    reading: NodeFigures | None,
     workloads: Mapping[tuple[str, str], Workload],
     now: float,
     idle_after_s: float = IDLE_AFTER_S,
@@ -161,7 +161,7 @@ def node_part(
     return NodePart(tiles, programs)
 
 
-_Readings = Mapping[tuple[str, str], SliceReading]
+_Readings = Mapping[tuple[str, str], SliceFigures]
 """By UID of the pod, and device."""
 
 
@@ -207,7 +207,7 @@ def _card(
     shared: SharedNode,
     card: Card,
     free_units: int,
-    read: CardReading | None,
+    read: CardFigures | None,
     slices: list[board.SliceTile],
     unleased: str,
 ) -> board.CardTile:

@@ -1,4 +1,4 @@
-"""What the dashboard asks a node's program for: the last sample as a NodeReading."""
+"""What the dashboard asks a node's program for: the last sample as a NodeFigures."""
 
 import msgspec
 
@@ -7,22 +7,22 @@ from fenka.core.units import MIB
 from fenka.isolation.driver_usage import NO_ACTIVITY
 from fenka.node.monitor.metrics import Exporter
 from fenka.node.monitor.usage import SliceUsage
-from fenka.views.readings import CardReading, NodeReading, SliceReading
+from fenka.views.node_figures import CardFigures, NodeFigures, SliceFigures
 
 _encode = msgspec.json.Encoder().encode
 
 
-def encode_reading(exporter: Exporter, now: float) -> bytes:
+def encode_figures(exporter: Exporter, now: float) -> bytes:
     """Return the last sample as JSON. now: Unix seconds."""
-    return _encode(node_reading(exporter, now))
+    return _encode(node_figures(exporter, now))
 
 
-def node_reading(exporter: Exporter, now: float) -> NodeReading:
+def node_figures(exporter: Exporter, now: float) -> NodeFigures:
     """Return the last sample. now: Unix seconds."""
     sample = exporter.sample
     readings = (sample.readings.get(card.uuid) for card in sample.cards)
     cards = [
-        CardReading(
+        CardFigures(
             reading.uuid,
             reading.used_mib,
             None if reading.utilisation is None else reading.utilisation / 100,
@@ -41,12 +41,12 @@ def node_reading(exporter: Exporter, now: float) -> NodeReading:
         )
         for usage in sample.usages
     ]
-    return NodeReading(now, cards, slices)
+    return NodeFigures(now, cards, slices)
 
 
 def _slice(
     exporter: Exporter, usage: SliceUsage, now: float, *, over_memory: bool, over_compute: bool
-) -> SliceReading:
+) -> SliceFigures:
     activity = exporter.activity.get((usage.token, usage.device), NO_ACTIVITY)
     active_at = activity.last_active_at
     place = DeviceId(usage.piece.uuid)
@@ -55,7 +55,7 @@ def _slice(
         f"holds more than {limit}, as the driver reports": over_memory,
         f"has had more than its {usage.limit_percent} % of the time of {place}": over_compute,
     }
-    return SliceReading(
+    return SliceFigures(
         usage.lease.uid,
         place,
         # Where the driver reports no process's memory, the programs' own account does.

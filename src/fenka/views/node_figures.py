@@ -7,7 +7,7 @@ last and has a default, so that a dashboard and a node of two releases understan
 import msgspec
 
 
-class CardReading(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class CardFigures(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A card's figures; None if the driver does not report one. busy: share of time in which a kernel ran."""
 
     uuid: str
@@ -18,7 +18,7 @@ class CardReading(msgspec.Struct, frozen=True, array_like=True, gc=False):
     power_limit_w: float | None = None
 
 
-class SliceReading(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class SliceFigures(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A container's use of a card or MIG instance.
 
     Attributes:
@@ -37,9 +37,9 @@ class SliceReading(msgspec.Struct, frozen=True, array_like=True, gc=False):
     violation: str = ""
 
 
-class NodeReading(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class NodeFigures(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """All of a node's. at: Unix seconds."""
 
     at: float
-    cards: list[CardReading] = []
-    slices: list[SliceReading] = []
+    cards: list[CardFigures] = []
+    slices: list[SliceFigures] = []

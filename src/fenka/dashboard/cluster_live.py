@@ -54,6 +54,8 @@ SURROUNDINGS_S = 10.0
 
 IN_CLUSTER = "status.phase!=Succeeded,status.phase!=Failed"
 
+Sleep = Callable[[float], Awaitable[None]]
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -105,10 +107,12 @@ class _Pods:
 class WatchedCluster(Informers):
     """The nodes and the pods that have not ended."""
 
-    def __init__(self, api: Api, state: ClusterState, changed: set[str]) -> None:
-        self.nodes = Informer(api, "/api/v1/nodes", Node, _Nodes(state, changed))
+    def __init__(self, api: Api, state: ClusterState, changed: set[str], sleep: Sleep) -> None:
+        self.nodes = Informer(api, "/api/v1/nodes", Node, _Nodes(state, changed), sleep=sleep)
         self.pods = Informer(
-            api, "/api/v1/pods", Pod, _Pods(state, changed), query={"fieldSelector": IN_CLUSTER}
+            *(api, "/api/v1/pods", Pod, _Pods(state, changed)),
+            query={"fieldSelector": IN_CLUSTER},
+            sleep=sleep,
         )
         self.by_collection = {"nodes": self.nodes, "pods": self.pods}
 
@@ -129,13 +133,13 @@ class ClusterLive:
         api: Api,
         name: str,
         clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         """Args: api: of the viewer, or of the dashboard's own account. name: of the cluster."""
         self.api, self._name, self.clock, self._sleep = api, name, clock, sleep
         self.state = ClusterState()
         self._changed: set[str] = set()
-        self.informers = WatchedCluster(api, self.state, self._changed)
+        self.informers = WatchedCluster(api, self.state, self._changed, sleep)
         self.fanout = Fanout()
         self._looked_at: Counter[str] = Counter()
         self.encoded: bytes | None = None

@@ -14,7 +14,8 @@ from fenka.core.metering import (
     add,
     charges,
 )
-from fenka.history.store import Batch, Figures, Holder
+from fenka.history.history_store import Batch, Figures
+from fenka.history.series import Holder
 
 DAY = 20_700
 """In 2026."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fenka.core.metering import SECOND_US
-from fenka.history.store import HistoryStore
+from fenka.history.history_store import HistoryStore
 from tests.history.records import MIB, charged, observed, sample
 
 FILE = "history.db"

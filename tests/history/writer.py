@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from fenka.history.store import HistoryStore
+from fenka.history.history_store import HistoryStore
 from tests.history.records import ANNA, charged, observed
 
 

@@ -184,8 +184,12 @@ class Workstation:
         return not left and self._state() == self._fresh
 
     def _state(self) -> object:
-        # The file of ended jobs stays, and is empty.
-        files = {path for path in self.root.rglob("*") if path.name != "ended.jsonl"}
+        # The files of ended jobs and of the history stay.
+        files = {
+            path
+            for path in self.root.rglob("*")
+            if path.name != "ended.jsonl" and not path.name.startswith("history-")
+        }
         return self.daemon_pid(), files, dict(self.environment), list(self.prefix)
 
     def _end_programs(self) -> None:

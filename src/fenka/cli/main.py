@@ -57,6 +57,9 @@ COMMANDS: Groups = {
         Command(
             "dashboard", "admin.dashboard_command", "Show cards, queue and programs in the browser."
         ),
+        Command(
+            "usage", "workloads.usage", "Show who held, used and paid for how much of the cards."
+        ),
         Command("nodes", "admin.elastic", "List nodes, and elastic ones on their way."),
         Command("why", "why", "Explain why a pod or job is pending, and what would help."),
     ),

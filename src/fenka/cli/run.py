@@ -88,6 +88,15 @@ class JobOptions:
         ),
     ] = ""
 
+    team: Annotated[
+        str,
+        typer.Option(
+            "--team",
+            metavar="NAME",
+            help="who `fenka usage --by team` counts it for; default: FENKA_TEAM, your primary group",
+        ),
+    ] = ""
+
     def resources(self) -> GpuResources:
         """Return what each process gets of the cards. Raises UserError for contradictory options."""
         self._check()
@@ -115,6 +124,7 @@ class JobOptions:
             time_limit_s=_time_limit_s(self.time_limit),
             isolation=self.isolation,
             allow_user_namespaces=self.allow_user_namespaces,
+            team=self.team,
         )
         spec.validate()
         return spec

@@ -75,6 +75,36 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:37]}...")
 
 
+_PRICE = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?")
+_CURRENCY = re.compile(r"[A-Z]{3}")
+
+
+class InvalidPrice(FenkaError):
+    """The text is no price; the message says what to write instead."""
+
+    exit_code = INVALID_INPUT
+
+
+def parse_price(text: str) -> tuple[str, int]:
+    """Return the model of a card, and the price of its hour in millionths, from `Tesla T4=0.35`.
+
+    Raises InvalidPrice.
+    """
+    model, _, price = text.rpartition("=")
+    if not model.strip() or not _PRICE.fullmatch(price.strip()):
+        raise InvalidPrice(
+            f"{_shown(text)} is no price of a card's hour: write MODEL=PRICE, as 'Tesla T4=0.35'"
+        )
+    whole, _, fraction = price.strip().partition(".")
+    return model.strip(), int(whole + fraction.ljust(6, "0"))
+
+
+def check_currency(text: str) -> None:
+    """Raise InvalidPrice unless this is a code of ISO 4217."""
+    if not _CURRENCY.fullmatch(text):
+        raise InvalidPrice(f"{_shown(text)} is no currency: write its code, as EUR")
+
+
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,6})?(?:ms|[smhd]))+")
 _PART = re.compile(r"([0-9.]+)([a-z]+)")

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import grp
 import os
 import pwd
 import select
@@ -89,6 +90,18 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def group_name(uid: int) -> str:
+    """Return the name of the user's primary group, or its number; empty for an unknown user."""
+    try:
+        gid = pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        return ""
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
 
 
 _SYS_PIDFD_GETFD = 438

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from fenka.history.series import NOT_RECORDED
+
 Connection = sqlite3.Connection
 T = TypeVar("T")
 
@@ -106,7 +108,7 @@ class Database:
                 connection.close()
 
     def _fail(self, why: str) -> None:
-        self.problem = f"history is not recorded: {self.file}: {why}"
+        self.problem = f"{NOT_RECORDED}: {self.file}: {why}"
         self.close()
 
     def _transact(self, work: Callable[[Connection], T]) -> T:

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from fenka.core.metering import Observation, UsageLedger, add, charges
-from fenka.history.store import Batch, Figures, HistoryEvent, HistoryStore, Holder
+from fenka.history.history_store import Batch, Figures, HistoryStore
+from fenka.history.series import HistoryEvent, Holder
 
 T = TypeVar("T")
 
@@ -21,7 +22,7 @@ Samples = Callable[[], tuple[Mapping[str, Figures], Mapping[str, Figures]]]
 """Returns the figures of programs by job id and of cards by UUID; called in the thread."""
 
 
-class Recorder:
+class HistoryRecorder:
     """Records for one program, from its event loop."""
 
     def __init__(self, store: HistoryStore) -> None:

@@ -103,7 +103,7 @@ class GpuResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidRequest(f"one lease has at most {max_cards} cards, not {self.cards}")
 
 
-class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A job.
 
     Attributes:
@@ -119,6 +119,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         isolation: How the limits are enforced.
         allow_user_namespaces: The programs may create user namespaces, in which they can undo the limits.
         run: Its number among the runs of this name that have left a log; 0 if it leaves none.
+        team: Who its usage counts for, beside its user; empty for the user's primary group.
         eviction_grace_s: The gang is evicted when a request of higher priority needs its cards, and may
             checkpoint for so many seconds; None if it is never evicted.
     """
@@ -136,6 +137,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_user_namespaces: bool = False
     eviction_grace_s: float | None = None
     run: int = 0
+    team: str = ""
 
     def validate(self) -> None:
         """Check what can be checked without a daemon. Raises InvalidRequest."""
@@ -143,6 +145,11 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidRequest(
                 f"invalid job name {self.name[:80]!r}: use letters, digits, '.', '-' and '_', starting with "
                 "a letter or digit, at most 63 characters"
+            )
+        if self.team and not NAME.fullmatch(self.team):
+            raise InvalidRequest(
+                f"invalid --team {self.team[:80]!r}: use letters, digits, '.', '-' and '_', starting with a "
+                "letter or digit, at most 63 characters"
             )
         if self.gang is not None and not 1 <= self.gang <= MAX_MEMBERS:
             raise InvalidRequest(f"a gang has 1 to {MAX_MEMBERS} members, not {self.gang}")

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+import msgspec
+
 from fenka import procfs
 from fenka.core.errors import INVALID_INPUT, PROGRAM_NOT_FOUND, TEMPORARY_FAILURE, FenkaError
 from fenka.isolation import sandbox
@@ -149,7 +151,11 @@ class Launcher:
                 "this shell is inside a lease already: leave it to ask for another one"
             )
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
-        request = protocol.SubmitJob(self.spec.truncate(), self.wait)
+        spec = self.spec.truncate()
+        if not spec.team and (team := os.environ.get("FENKA_TEAM")):
+            spec = msgspec.structs.replace(spec, team=team)
+            spec.validate()
+        request = protocol.SubmitJob(spec, self.wait)
         last_line = ""
 
         def on_wait(queued: protocol.JobQueued) -> None:

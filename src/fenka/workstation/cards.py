@@ -220,6 +220,8 @@ class CardObserver:
     """Cards whose layout waits for something to end: nothing is granted that would delay it."""
     _detector: ViolationDetector = field(default_factory=ViolationDetector)
     _violations: Mapping[str, list[str]] = field(default_factory=dict)
+    processes: GpuProcesses = field(default_factory=GpuProcesses)
+    """Those of the last check for violations."""
     _locked_by_root: set[str] = field(default_factory=set)
     _unleased: UnleasedTracker = field(default_factory=UnleasedTracker)
 
@@ -297,10 +299,11 @@ class CardObserver:
 
     async def check_violations(self, jobs: Collection[Job]) -> None:
         """Look once for jobs that exceed their limits. Raises NoDriver."""
+        self.processes = self.gpu_processes()
         self._violations = await asyncio.to_thread(
             self._detector.sample,
             jobs,
-            self.gpu_processes(),
+            self.processes,
             self._hardware.context_mib,
             self._busy_ns,
         )

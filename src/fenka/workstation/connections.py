@@ -46,6 +46,7 @@ from fenka.workstation.leases import Leases
 from fenka.workstation.lifetime import describe, log
 from fenka.workstation.paths import Runtime
 from fenka.workstation.protocol import EndedJob
+from fenka.workstation.recording.machine_recorder import MachineRecorder
 from fenka.workstation.snapshot_feed import SnapshotFeed
 from fenka.workstation.what_if import Rehearsals
 
@@ -206,6 +207,7 @@ class RequestHandler:
     feed: SnapshotFeed
     rehearsals: Rehearsals
     stopped: asyncio.Event
+    recorder: MachineRecorder
 
     def has_pending_request(self, client: Client) -> bool:
         """Return whether the client waits for a lease, and may be silent."""
@@ -245,6 +247,8 @@ class RequestHandler:
                 self._check_stop(client, message)
                 client.send(protocol.Done())
                 self.stopped.set()
+            case protocol.GetHistory() | protocol.GetUsage():
+                client.send(await self.recorder.answer(message))
             case _:
                 client.send(await self._look(client, message))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fenka.hardware.card_spec import NodeError
-from fenka.hardware.nvml import Hardware, NoDriver
+from fenka.hardware.nvml import Hardware, NoDriver, Reading
 from fenka.isolation import compute_feedback, pid_namespaces
 from fenka.isolation.driver_usage import Activity, ActivityTracker
 from fenka.isolation.lease_files import account_file
@@ -33,6 +33,7 @@ from fenka.workstation.leases import Leases
 from fenka.workstation.lifetime import ShutdownSignals, log_unhandled
 from fenka.workstation.paths import Runtime
 from fenka.workstation.presence import Presence
+from fenka.workstation.recording.machine_recorder import MachineRecorder
 from fenka.workstation.snapshot import snapshot
 from fenka.workstation.snapshot_feed import SnapshotFeed
 from fenka.workstation.what_if import Rehearsals
@@ -83,6 +84,9 @@ class Daemon:
         self._terminator = Terminator(broker, self._processes)
         history_file = paths.history_file(runtime)
         self._history, self._running = History(history_file), RunningJobs(history_file.parent)
+        self._recorder = MachineRecorder(
+            runtime, broker, self._cards, self._feedback, self._history, config
+        )
         clients = ConnectedClients()
         self._controller = Controller(
             runtime,
@@ -101,7 +105,7 @@ class Daemon:
         self._activity: Mapping[tuple[str, str], Activity] = {}
         self._active_at = 0.0
         self._feed = SnapshotFeed(self._watched_snapshot)
-        self._controller.on_change = self._feed.on_change
+        self._controller.on_change = self._on_change
         quotas = Admission(admission.raise_descriptor_limit(), frozenset({0, os.geteuid()}))
         self.handler = RequestHandler(
             self._controller,
@@ -116,6 +120,7 @@ class Daemon:
             self._feed,
             self._rehearsals,
             self._stopped,
+            self._recorder,
         )
         self._metrics = self._open_metrics()
         self._connections = Connections(runtime, quotas, self.handler)
@@ -140,6 +145,7 @@ class Daemon:
         self._history.load()
         for job in self._running.lost():
             self._history.add(job)
+        self._recorder.on_change()
         self._controller.recover()
         server, by_name = await self._listen(), await self._listen_by_name()
         self._presence.begin()
@@ -167,6 +173,7 @@ class Daemon:
         self._running.record(self._controller.ended_by_restart())
         self._controller.close()
         self._processes.close()
+        await self._recorder.close()
 
     def _open_metrics(self) -> "WorkstationMetrics | None":
         if self.config.metrics_port is None:
@@ -213,10 +220,16 @@ class Daemon:
                 files.trim_log(self.runtime.log)
             await self._record_running()
             self._observe_activity()
+            readings: Mapping[str, Reading] = {}
             with contextlib.suppress(NoDriver, NodeError, OSError):
-                self._controller.observe_cards()
+                readings = self._controller.observe_cards()
                 await self._cards.check_violations(self.broker.placed())
+            await self._recorder.sample(readings)
             self._update_metrics()
+
+    def _on_change(self) -> None:
+        self._feed.on_change()
+        self._recorder.on_change()
 
     def _update_metrics(self) -> None:
         if self._metrics is None:

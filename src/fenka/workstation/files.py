@@ -85,6 +85,17 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
             description="serve /metrics on this port of 127.0.0.1, to all users of the machine",
         ),
     ] = None
+    price: Annotated[
+        list[str],
+        Meta(title="MODEL=PRICE", description="of an hour of a card, 'Tesla T4=0.35'; repeatable"),
+    ] = []
+    currency: Annotated[str, Meta(title="CODE", description="of the prices, by ISO 4217")] = "USD"
+    history_size: Annotated[
+        str, Meta(title="SIZE", description="of the file of history: the oldest goes first")
+    ] = "200MiB"
+    no_history: Annotated[
+        bool, Meta(description="record neither history nor usage, and answer neither")
+    ] = False
 
 
 class StateFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -305,6 +316,11 @@ class History:
         """Return all jobs that are kept."""
         self._drop_old()
         return [*self._jobs.values()]
+
+    def sentence(self, job_id: str) -> str:
+        """Return how a job has ended and why; empty if that is not kept."""
+        job = self._jobs.get(job_id)
+        return job.sentence if job else ""
 
     def called(self, name: str, uid: int, run: int = 0) -> list[EndedJob]:
         """Return the last run of this name or id, of all members of a gang; none if it is unknown.

@@ -23,9 +23,15 @@ from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.evaluate import SCORES
 from fenka.core.inventory import Card, Node
 from fenka.core.units import MIB
-from fenka.formats.quantities import parse_unit
+from fenka.formats.quantities import (
+    InvalidSize,
+    check_currency,
+    parse_memory,
+    parse_price,
+    parse_unit,
+)
 from fenka.hardware import card_lock
-from fenka.hardware.card_spec import parse_spec
+from fenka.hardware.card_spec import MODELS, parse_spec
 from fenka.hardware.nvml import Driver, Hardware
 from fenka.hardware.peer_credentials import Peer, user_name
 from fenka.hardware.simulated_node import OtherBuild, SimulatedNode
@@ -56,10 +62,21 @@ def check_policy(policy: str) -> None:
         raise InvalidOption(f"no policy is called {policy}: choose one of {', '.join(SCORES)}")
 
 
+def check_size(size: str) -> None:
+    """Raise InvalidOption if this is no size of a file."""
+    try:
+        parse_memory(size, 1)
+    except InvalidSize:
+        raise InvalidOption(f"--history-size {size} is no size: write it as 200MiB") from None
+
+
 _CHECKS: dict[str, Callable[[Any], object]] = {
     "simulate": lambda spec: spec and parse_spec(spec),
     "policy": check_policy,
     "unit": parse_unit,
+    "price": lambda prices: [*map(parse_price, prices)],
+    "currency": check_currency,
+    "history_size": check_size,
 }
 
 
@@ -95,13 +112,11 @@ def _read(content: dict[str, Any], options: dict[str, Any]) -> Iterator[str]:
         try:
             field = fields[name]
             option = msgspec.convert(_words(value), get_args(field.type)[0])
-            _CHECKS.get(name, lambda _: None)(option)
+            _CHECKS.get(field.name, lambda _: None)(option)
         except msgspec.ValidationError:
-            kind = "a word"
-            if isinstance(field.default, type(msgspec.NODEFAULT)):
-                kind = "a list of words"
-            elif field.default is None:
-                kind = "a number"
+            kind = {bool: "true or false", str: "a word", type(None): "a number"}.get(
+                type(field.default), "a list of words"
+            )
             yield f"{name} must be {kind}, not {value!r}"
         except FenkaError as why:
             yield str(why)
@@ -115,7 +130,9 @@ def option_name(field: str) -> str:
 
 
 def _words(value: Any) -> Any:
-    """Return a list with cards' indices as words: people write 0 and "0"."""
+    """Return a list with cards' indices as words: people write 0 and "0". A table of prices is a list."""
+    if isinstance(value, dict):
+        return [f"{name}={price}" for name, price in value.items()]
     if not isinstance(value, list):
         return value
     return [str(item) if type(item) is int else item for item in value]
@@ -150,13 +167,15 @@ def run(
         ending: What ends the daemon.
         keep_waiting: Whether to wait longer for the end of another daemon there.
 
-    Raises AlreadyRunning, UnsafeDirectory, InvalidOption, InvalidSize, BadSpec, NoDriver, CardLocked,
-    InvalidState, IsolationError, OSError.
+    Raises AlreadyRunning, UnsafeDirectory, InvalidOption, InvalidSize, InvalidPrice, BadSpec, NoDriver,
+    CardLocked, InvalidState, IsolationError, OSError.
     """
     # Programs of other users must be able to read some files, whatever umask the daemon was started with.
     os.umask(0o022)
-    parse_unit(config.unit)  # Raises InvalidSize before anything is made.
-    check_policy(config.policy)
+    # Before anything is made.
+    for option, check in _CHECKS.items():
+        if option != "simulate":
+            check(getattr(config, option))
     require_native()
     with files.lock_runtime(runtime, keep_waiting):
         # An earlier daemon may have been killed before it did this.
@@ -177,6 +196,7 @@ def _serve(
     with _hardware(runtime, config, native) as hardware:
         cards = _select_cards(hardware.driver.cards(), config.only)
         _check_mig(config, cards)
+        _check_prices(config, cards)
         node = Node("localhost", cards, unit_mib=parse_unit(config.unit))
         with card_lock.acquire(node.cards, _report_displaced):
             library_dir = runtime.simulated / "lib" if config.simulate else None
@@ -273,6 +293,17 @@ def _check_mig(config: DaemonConfig, cards: tuple[Card, ...]) -> None:
         )
     if layouts.OFF in config.mig and len(config.mig) > 1:
         raise InvalidOption("--mig off divides no card: leave out the other --mig")
+
+
+def _check_prices(config: DaemonConfig, cards: tuple[Card, ...]) -> None:
+    here = {card.model for card in cards}
+    # Others may have been here.
+    known = here | {model.name for model in MODELS.values()}
+    for model, _ in map(parse_price, config.price):
+        if model not in known:
+            raise InvalidOption(
+                f"--price {model} is of no card that fenka knows: here are {', '.join(sorted(here))}"
+            )
 
 
 def _select_cards(cards: tuple[Card, ...], only: list[str]) -> tuple[Card, ...]:

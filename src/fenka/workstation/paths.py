@@ -308,6 +308,11 @@ def history_file(runtime: Runtime) -> Path:
     return directory / "ended.jsonl"
 
 
+def history_database(runtime: Runtime) -> Path:
+    """Return the database of a daemon's history. Other machines may have the directory, too."""
+    return history_file(runtime).with_name(f"history-{os.uname().nodename}.db")
+
+
 def _state_directory() -> Path:
     named = os.environ.get("FENKA_RUNTIME")
     return _resolve_parents(Path(named)) if named else _home_directory()

@@ -22,6 +22,7 @@ from fenka.build import build_id
 from fenka.core.errors import FenkaError
 from fenka.core.request import ComputeMode
 from fenka.formats.mig_parted import CardTarget
+from fenka.history.series import FigureSeries, HistoryEvent, UsageGroup, UsageRecord
 from fenka.isolation.lease_files import decode_json
 from fenka.isolation.sandbox import LeaseMounts
 from fenka.jobs.job_spec import Isolation, JobSpec
@@ -269,6 +270,33 @@ class GetHelps(Message, tag="get-helps"):
     id: str
 
 
+class GetHistory(Message, tag="get-history"):
+    """Request a HistoryRead.
+
+    job, card: a job's id or a card's UUID; without both all cards.
+    since, until: Unix seconds.
+    points: as many intervals at most.
+    """
+
+    since: float
+    until: float
+    job: str = ""
+    card: str = ""
+    points: int = 1000
+
+
+class GetUsage(Message, tag="get-usage"):
+    """Request a UsageRead: the ledger's sums of some days, which are numbered from 1970 in UTC.
+
+    daily: a sum for each day instead of one for all.
+    """
+
+    by: UsageGroup
+    since_day: int
+    until_day: int
+    daily: bool = False
+
+
 class GetInstances(Message, tag="get-instances"):
     """Request an InstancesListed."""
 
@@ -462,6 +490,31 @@ class CardView(msgspec.Struct, frozen=True):
     power_limit_w: float | None = None
 
 
+class HistoryRead(Message, tag="history"):
+    """Figures by the job's id, or by the cards' UUIDs; events of all that, in order.
+
+    problem: why nothing is recorded now, or what was lost.
+    """
+
+    series: dict[str, FigureSeries]
+    events: list[HistoryEvent] = []
+    problem: str = ""
+
+
+class UsageRead(Message, tag="usage"):
+    """Sums of the ledger, and the daemon's prices, in millionths of the currency's unit, by model.
+
+    since_day: the first day of which anything is recorded; None for none.
+    problem: as in HistoryRead.
+    """
+
+    records: list[UsageRecord]
+    prices: dict[str, int]
+    currency: str
+    since_day: int | None = None
+    problem: str = ""
+
+
 class InstancesListed(Message, tag="instances-listed"):
     """All cards with their instances."""
 
@@ -524,6 +577,8 @@ ToDaemon = (
     | GetEnded
     | RemoveEnded
     | ResizeJob
+    | GetHistory
+    | GetUsage
 )
 FromDaemon = (
     JobQueued
@@ -539,6 +594,8 @@ FromDaemon = (
     | LayoutApplied
     | WhatIfAnswered
     | HelpsListed
+    | HistoryRead
+    | UsageRead
 )
 
 encode = msgspec.json.Encoder(enc_hook=os.fspath).encode

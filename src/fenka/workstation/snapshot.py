@@ -196,8 +196,20 @@ def _used(runtime: Runtime, job: Job, position: int, by_driver: int | None) -> i
     """Return the driver's figure; if it reports none, what the programs' account says."""
     if by_driver is not None:
         return by_driver
+    return in_use(None, read_account(runtime, job.id), position)
+
+
+def read_account(runtime: Runtime, job_id: str) -> account.Account | None:
+    """Return a lease's account; None if it cannot be read."""
     try:
-        memory_bytes = account.read(account_file(runtime.lease(job.id))).memory_bytes
+        return account.read(account_file(runtime.lease(job_id)))
     except (OSError, account.InvalidAccount):
         return None
+
+
+def in_use(by_driver: int | None, own: account.Account | None, position: int) -> int | None:
+    """Return the driver's figure; if it reports none, what the programs' account says."""
+    if by_driver is not None or own is None:
+        return by_driver
+    memory_bytes = own.memory_bytes
     return memory_bytes[position] // MIB if position < len(memory_bytes) else None

@@ -285,8 +285,12 @@ def _words(config: DaemonConfig) -> list[str]:
     """Return a configuration as words of a command line."""
     words: list[str] = []
     for name, value in msgspec.structs.asdict(config).items():
+        option = f"--{main.option_name(name)}"
+        if isinstance(value, bool):
+            words += [option] * value
+            continue
         for word in filter(None, value if isinstance(value, list) else [value]):
-            words += [f"--{main.option_name(name)}", str(word)]
+            words += [option, str(word)]
     return words
 
 

@@ -18,9 +18,15 @@ from fenka.formats.quantities import UNITS_MIB
 from fenka.hardware import driver_places
 from fenka.hardware.driver_places import Looked
 from fenka.hardware.nvml import Driver, NoDriver
+from fenka.history.series import NOT_RECORDED
 from fenka.isolation import sandbox
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import DaemonUnavailable, get_snapshot
+from fenka.workstation.client import (
+    DaemonConnection,
+    DaemonUnavailable,
+    RequestFailed,
+    get_snapshot,
+)
 from fenka.workstation.paths import UnsafeDirectory
 
 
@@ -125,7 +131,20 @@ def _daemon() -> list[Check]:
         _leases(snapshot),
         *_violations(snapshot),
         *_unreadable(snapshot),
+        _history(runtime),
     ]
+
+
+def _history(runtime: paths.Runtime) -> Check:
+    try:
+        with DaemonConnection(runtime) as daemon:
+            read = daemon.request(protocol.GetHistory(since=0, until=0), protocol.HistoryRead)
+    except (DaemonUnavailable, RequestFailed) as why:
+        return Check("history", "note", str(why))
+    if read.problem:
+        recording = not read.problem.startswith(NOT_RECORDED)
+        return Check("history", "note" if recording else "wrong", read.problem)
+    return Check("history", "ok", "recorded; `fenka usage` adds it up")
 
 
 def _cards_without_daemon() -> list[Check]:

@@ -1,4 +1,4 @@
-"""What a history keeps: readings in three resolutions, events for 30 days, usage by day for good.
+"""Keeps readings in three resolutions, events for 30 days, and usage by day for good.
 
 The 5-second tables are written; each coarser one is made from the next finer one. So a program that is killed
 at any moment loses the last seconds only.
@@ -22,6 +22,7 @@ from fenka.core.metering import (
     charges,
 )
 from fenka.history.database import Connection, Database
+from fenka.history.series import FigureSeries, HistoryEvent, Holder, UsageRecord
 
 DAY_S = 86400
 KEEP_S = {5: 2 * 3600, 60: 2 * DAY_S, 600: 30 * DAY_S}
@@ -38,8 +39,10 @@ EARLIEST_S = 1_767_225_600
 """2026. A clock that shows an earlier time was not set yet."""
 
 PROGRAM = ("used_mib", "limit_mib", "busy", "throttled", "refused")
-"""Figures of a program: the memory that it uses and may use of its cards together; thousandths of its cards'
-time that it had, and that its threads waited for their share; how often memory was refused."""
+"""Figures of a program.
+
+Memory is what it uses and may use of its cards together. Times are in thousandths of its cards' time: what it
+had, and how long its threads waited for their share. The last one is how often memory was refused."""
 
 CARD = ("used_mib", "held_mib", "busy", "temperature_c", "power_w")
 """Figures of a card: memory in use and held, thousandths of the time in which a kernel ran."""
@@ -51,59 +54,8 @@ Figures = Sequence[int | None]
 """By the names of PROGRAM or CARD; None: not known."""
 
 
-class Holder(msgspec.Struct, frozen=True):
-    """A job or pod, as bills name it.
-
-    Attributes:
-        id: No later one has the same.
-        name: Later ones may have the same.
-        user, uid: Its owner; on a cluster empty and -1.
-        team: As its user named it.
-        namespace: On a workstation the user.
-        kind: run, notebook, training or service.
-        asks: The request, in a few words.
-    """
-
-    id: str
-    name: str = ""
-    user: str = ""
-    uid: int = -1
-    team: str = ""
-    namespace: str = ""
-    kind: str = ""
-    asks: str = ""
-
-
-class HistoryEvent(msgspec.Struct, frozen=True):
-    """Something that happened at a time, in Unix seconds, to a job or a card.
-
-    subject: The job's id or the card's UUID.
-    kind: asked, granted, resized, ended, lost or returned.
-    """
-
-    at: int
-    subject: str
-    kind: str
-    detail: str = ""
-
-
-class Series(msgspec.Struct, frozen=True):
-    """Figures of one program or card over time.
-
-    Attributes:
-        start: Unix seconds of the first interval.
-        step: Seconds of an interval.
-        mean, most: By the name of a figure, a value for each interval; None where none is known.
-    """
-
-    start: int
-    step: int
-    mean: dict[str, list[float | None]] = {}
-    most: dict[str, list[int | None]] = {}
-
-
 class Batch(NamedTuple):
-    """What is written at a time.
+    """Everything that one transaction writes.
 
     Attributes:
         at: Unix seconds.
@@ -122,18 +74,6 @@ class Batch(NamedTuple):
     usage: Mapping[Line, Amounts] = MappingProxyType({})
     first: Observation | None = None
     last: Observation | None = None
-
-
-class UsageRecord(NamedTuple):
-    """Amounts of the ledger that have a group in common. holder: of all of them, or with what they share."""
-
-    day: int
-    kind: LineKind
-    holder: Holder
-    node: str
-    model: str
-    paid: int | None
-    amounts: Amounts
 
 
 def _schema() -> Iterator[str]:
@@ -301,7 +241,7 @@ class HistoryStore:
 
     def series(
         self, table: str, subject: str, since: int, until: int, points: int
-    ) -> Series | None:
+    ) -> FigureSeries | None:
         """Return figures over time; None if history cannot be read.
 
         Args:
@@ -325,6 +265,13 @@ class HistoryStore:
             ).fetchall()
         )
         return None if rows is None else [HistoryEvent(*row) for row in rows]
+
+    def first_day(self) -> int | None:
+        """Return the first day of which usage is recorded; None for none."""
+        row = self.database.run(
+            lambda connection: connection.execute("SELECT MIN(day) FROM usage").fetchone()
+        )
+        return row[0] if row else None
 
     def usage(self, first_day: int, end_day: int) -> list[UsageRecord] | None:
         """Return the usage of the days before `end_day`; None if history cannot be read."""
@@ -405,7 +352,7 @@ def drop_oldest(connection: Connection) -> None:
 
 def _series(
     connection: Connection, table: str, subject: str, span: tuple[int, int], points: int
-) -> Series:
+) -> FigureSeries:
     since, until = span
     (newest,) = connection.execute(f"SELECT MAX(at) FROM {table}_5").fetchone()
     covered = [step for step, keep_s in KEEP_S.items() if since >= (newest or until) - keep_s]
@@ -424,7 +371,7 @@ def _series(
 
 def _as_series(
     rows: Iterable[Sequence[int]], figures: Sequence[str], grid: tuple[int, int, int]
-) -> Series:
+) -> FigureSeries:
     start, until, step = grid
     length = max(-(-(until - start) // step), 0)
     mean: dict[str, list[float | None]] = {figure: [None] * length for figure in figures}
@@ -436,4 +383,4 @@ def _as_series(
             if count:
                 mean[figure][index] = round(total / count, 3)
                 most[figure][index] = largest
-    return Series(start, step, mean, most)
+    return FigureSeries(start, step, mean, most)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from fenka.core.metering import DAY_US, SECOND_US, LineKind
-from fenka.history.store import DETAIL_DAYS, KEEP_S, Batch, HistoryEvent, HistoryStore, UsageRecord
+from fenka.history.history_store import DETAIL_DAYS, KEEP_S, Batch, HistoryStore
+from fenka.history.series import HistoryEvent, UsageRecord
 from tests.history.records import (
     ANNA,
     BEN,

@@ -1,0 +1,1 @@
+"""Records what the daemon's jobs and cards do over time."""

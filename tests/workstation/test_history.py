@@ -189,7 +189,7 @@ def test_prices_are_those_of_the_file_when_it_has_them(station: Workstation) -> 
     station.start("--simulate", "T4")
     read = read_usage(station)
     assert (read.prices, read.currency) == ({"Tesla T4": 350_000}, "EUR")
-    assert 'history_size = "50MiB"' in station.ok("daemon", "--show-config")
+    assert 'history-size = "50MiB"' in station.ok("daemon", "--show-config")
     rows = json.loads(station.ok("usage", "-o", "json"))
     assert rows["currency"] == "EUR"
     assert [row["kind"] for row in rows["rows"]] == ["idle"]

@@ -10,7 +10,7 @@ import pytest
 from fenka.core.request import Slice
 from fenka.dialects import base
 from fenka.hardware.card_spec import parse_spec
-from fenka.hardware.nvml import Driver, Hardware, Xid, XidListener
+from fenka.hardware.nvml import Driver, DriverLost, Hardware, Xid, XidListener
 from fenka.hardware.simulated_node import SimulatedNode
 from fenka.isolation.driver_usage import ActivityTracker, UnleasedMemory
 from fenka.node import driver as node_driver
@@ -184,6 +184,25 @@ def test_xid_listener_returns_what_the_simulated_driver_reports(tmp_path: Path) 
             simulated.raise_xid(1, 48)
             assert xids.wait(5000) == Xid(driver.cards()[1].uuid, 48)
             assert driver.minor(driver.cards()[1].uuid) == 1
+    finally:
+        simulated.stop()
+
+
+def test_xid_listener_ends_when_the_driver_was_opened_again(tmp_path: Path) -> None:
+    """Its event set was the closed driver's; the next listener receives."""
+    simulated = SimulatedNode.create(tmp_path / "node", parse_spec("T4"))
+    simulated.start()
+    try:
+        hardware = Hardware(lambda: Driver.open(simulated.library_dir))
+        with XidListener(hardware) as former:
+            simulated.stop()
+            simulated.start()
+            (uuid,) = hardware.readings()
+            with pytest.raises(DriverLost, match="opened again"):
+                former.wait(0)
+        with hardware.driver, XidListener(hardware) as xids:
+            simulated.raise_xid(0, 31)
+            assert xids.wait(5000) == Xid(uuid, 31)
     finally:
         simulated.stop()
 

@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,7 +26,14 @@ from tests.monitoring import (
     rule_queries,
 )
 from tests.ports import free_port
-from tests.workstation.conftest import HOLD, Workstation, eventually, new_workstation, refused
+from tests.workstation.conftest import (
+    HOLD,
+    PROGRAMS,
+    Workstation,
+    eventually,
+    new_workstation,
+    refused,
+)
 
 pytestmark = pytest.mark.process
 
@@ -173,6 +181,27 @@ def test_refused_memory_is_counted_for_its_job(machine: tuple[Workstation, Metri
     assert set(metrics.by("pod", counted).values()) == {0, 1}
     assert program.end() == 0
     eventually(lambda: "greedy" not in metrics.by("pod", counted))
+
+
+def test_throttled_program_shows_what_it_gets_and_waits_for(
+    machine: tuple[Workstation, Metrics],
+) -> None:
+    """It wants the whole card and may use 40 % of it, which drivers report in whole percents."""
+    station, metrics = machine
+    words = ("--gpu-mem", "1", "--gpu-core", "40", "--name", "busy", "--")
+    program = station.run(*words, sys.executable, str(PROGRAMS / "use_card.py"), "600")
+
+    def value(name: str) -> float:
+        return metrics.by("pod", f"fenka_container_gpu_{name}", pod="busy").get("busy", 0)
+
+    eventually(lambda: value("throttled_seconds_total") > 2)
+    eventually(lambda: 0 < value("utilization_ratio") <= 0.43)
+    assert value("busy_ratio") <= 1
+    assert value("compute_limit_ratio") == 0.4
+    assert value("busy_seconds_total") > 0
+    assert value("last_active_timestamp_seconds") > value("start_timestamp_seconds")
+    program.process.kill()
+    eventually(lambda: not value("processes"))
 
 
 def test_xids_are_counted_by_kind(machine: tuple[Workstation, Metrics]) -> None:

@@ -173,12 +173,12 @@ def prometheus(installation: Installation, sharing_node: str, tmp_path: Path) ->
 
 
 def ask(installation: Installation, path: str, **arguments: str) -> Json:
-    """Return an answer of Prometheus' API; an empty one while it does not answer."""
+    """Return an answer of Prometheus' API; an error while it does not answer."""
     url = f"http://{ADDRESS}/api/v1/{path}?{urlencode(arguments)}"
     try:
         answer: Json = json.loads(installation.cluster.fetch(url))
-    except Exception:
-        return {}
+    except Exception as why:
+        return {"status": "error", "error": f"{arguments}: {why}"}
     return answer
 
 
@@ -210,7 +210,7 @@ def test_boards_and_rules_are_answered_when_three_share_a_card_and_a_fourth_wait
         return [value for _, value in query_samples(installation, query)]
 
     used, allowed = app["GPU memory of pods"]
-    wait_until("Prometheus", lambda: ask(installation, "status/buildinfo"))
+    wait_until("Prometheus", lambda: ask(installation, "status/buildinfo")["status"] == "success")
     wait_until("three series", lambda: lines(allowed) == dict.fromkeys(pods, CAP_BYTES))
     assert set(lines(used)) == pods
     limits = query_samples(installation, "fenka_container_gpu_memory_limit_bytes")
@@ -242,7 +242,7 @@ def test_boards_and_rules_are_answered_when_three_share_a_card_and_a_fourth_wait
     by_namespace = query_samples(installation, operators["Waiting pods by namespace"][0])
     assert [(labels["namespace"], count) for labels, count in by_namespace] == [("default", 1)]
     bound = 'sum(fenka_scheduler_binds_total{outcome="bound"})'
-    assert numbers("sum(fenka_scheduler_wait_seconds_count)") == numbers(bound)
+    assert numbers("sum(fenka_scheduler_wait_seconds_count)") >= numbers(bound) >= [3]
     for board in BOARDS:
         for query in board_queries(board):
             query_samples(installation, query)

@@ -67,8 +67,9 @@ modules: ## print the first sentence of each module (ARGS='node lease': a folder
 docs: reference .venv/.docs ## build the documentation's site in dist/docs; dead links and missing entries fail
 	@$(BIN)/python -m tools.docs.site dist/docs
 
-reference: .venv/.test ## write docs/reference, docs/fix/messages.md and the table of figures from the source
+reference: .venv/.test ## write docs/reference, docs/fix/messages.md, the table of figures and the boards for Grafana
 	@$(BIN)/python -m tools.reference
+	@$(BIN)/python -m tools.monitoring
 
 bench: build .venv/.test ## measure against named baselines, each pair in one run
 	@missed=; for bench in bench/*/run.py; do $(BIN)/python $$bench || missed="$$missed $$bench"; done; \

@@ -1,4 +1,4 @@
-"""What the page reads and changes of this machine, with the rights of the user who runs the dashboard."""
+"""Answers the page about this machine, with the rights of the user who runs the dashboard."""
 
 from collections.abc import Mapping
 from pathlib import Path

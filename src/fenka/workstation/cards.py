@@ -19,6 +19,7 @@ from fenka.hardware.nvml import GpuProcess, Hardware, Reading
 from fenka.isolation import driver_usage, pid_namespaces
 from fenka.isolation.driver_usage import (
     Activity,
+    ActivityTracker,
     UnleasedMemory,
     UnleasedProgram,
     UnleasedTracker,
@@ -27,6 +28,9 @@ from fenka.isolation.driver_usage import (
 from fenka.procfs import process_name, real_uid
 from fenka.workstation.job import Job
 from fenka.workstation.lifetime import log
+
+ACTIVITY_PERIOD_S = 1.9
+"""Between two looks at what jobs use of their cards' time: the driver's samples cover a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,32 @@ class GpuProcesses:
         """Return the memory that a lease holds of a card; None if the driver does not report it."""
         processes = self.by_lease.get(lease, ())
         return _total_mib([process for process in processes if process.uuid == uuid])
+
+
+class SliceActivity:
+    """Remembers what jobs have used of their cards' time."""
+
+    def __init__(
+        self, busy_s: Callable[[str, str], float | None], placed: Callable[[], Sequence[Job]]
+    ) -> None:
+        """Args:
+        busy_s: Returns how long a job has used a card, by job id and card UUID; None if that is not known.
+        placed: Returns the jobs that hold slices.
+        """
+        self._tracker, self._placed = ActivityTracker(busy_s), placed
+        self._known: Mapping[tuple[str, str], Activity] = {}
+        self._observed_at = -ACTIVITY_PERIOD_S
+
+    def observe(self) -> Mapping[tuple[str, str], Activity]:
+        """Return the activity by job id and card UUID, of a look that is at most one period old."""
+        now = time.monotonic()
+        if now - self._observed_at >= ACTIVITY_PERIOD_S:
+            self._observed_at = now
+            slices = ((job, piece) for job in self._placed() for piece in job.slices)
+            self._known = self._tracker.observe(
+                {(job.id, piece.uuid): job.started_at for job, piece in slices}
+            )
+        return self._known
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ from fenka.workstation.lifetime import describe, log
 from fenka.workstation.paths import Runtime
 from fenka.workstation.protocol import EndedJob
 from fenka.workstation.recording.machine_recorder import MachineRecorder
-from fenka.workstation.snapshot_feed import SnapshotFeed
-from fenka.workstation.what_if import Rehearsals
+from fenka.workstation.screens.snapshot_feed import SnapshotFeed
+from fenka.workstation.screens.what_if import Rehearsals
 
 
 def create_jobs(

@@ -8,8 +8,7 @@ import asyncio
 import contextlib
 import os
 import socket
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,13 +16,12 @@ from typing import TYPE_CHECKING
 from fenka.hardware.card_spec import NodeError
 from fenka.hardware.nvml import Hardware, NoDriver, Reading
 from fenka.isolation import compute_feedback, pid_namespaces
-from fenka.isolation.driver_usage import Activity, ActivityTracker
 from fenka.isolation.lease_files import account_file
 from fenka.mig.manager import InstanceManager
 from fenka.workstation import admission, files, paths, presence, protocol
 from fenka.workstation.admission import Admission
 from fenka.workstation.broker import Broker
-from fenka.workstation.cards import CardObserver
+from fenka.workstation.cards import CardObserver, SliceActivity
 from fenka.workstation.connections import Connections, JobResizer, RequestHandler
 from fenka.workstation.controller import ConnectedClients, Controller
 from fenka.workstation.files import DaemonConfig, History, RunningJobs
@@ -34,18 +32,15 @@ from fenka.workstation.lifetime import ShutdownSignals, log_unhandled
 from fenka.workstation.paths import Runtime
 from fenka.workstation.presence import Presence
 from fenka.workstation.recording.machine_recorder import MachineRecorder
-from fenka.workstation.snapshot import snapshot
-from fenka.workstation.snapshot_feed import SnapshotFeed
-from fenka.workstation.what_if import Rehearsals
+from fenka.workstation.screens.snapshot import snapshot
+from fenka.workstation.screens.snapshot_feed import SnapshotFeed
+from fenka.workstation.screens.what_if import Rehearsals
 
 if TYPE_CHECKING:
     from fenka.workstation.monitor.metrics import WorkstationMetrics
 
 HEALTH_PERIOD_S = 5.0
 """Between two checks of the cards."""
-
-ACTIVITY_PERIOD_S = 1.9
-"""At least between two looks at what jobs use of their cards' time."""
 
 ABANDONED_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL for jobs of a daemon that was started for a program that has ended."""
@@ -101,9 +96,7 @@ class Daemon:
         )
         self._layouts = Layouts(self._controller, broker, instances)
         self._rehearsals = Rehearsals(broker)
-        self._tracker = ActivityTracker(self._feedback.busy_s)
-        self._activity: Mapping[tuple[str, str], Activity] = {}
-        self._active_at = 0.0
+        self._activity = SliceActivity(self._feedback.busy_s, broker.placed)
         self._feed = SnapshotFeed(self._watched_snapshot)
         self._controller.on_change = self._on_change
         quotas = Admission(admission.raise_descriptor_limit(), frozenset({0, os.geteuid()}))
@@ -219,7 +212,7 @@ class Daemon:
             with contextlib.suppress(OSError):
                 files.trim_log(self.runtime.log)
             await self._record_running()
-            self._observe_activity()
+            self._activity.observe()
             readings: Mapping[str, Reading] = {}
             with contextlib.suppress(NoDriver, NodeError, OSError):
                 readings = self._controller.observe_cards()
@@ -284,8 +277,7 @@ class Daemon:
     async def _snapshot(self) -> protocol.MachineSnapshot:
         scan = await self._processes.scan()
         readings = self._controller.observe_cards()
-        self._observe_activity()
-        sample = replace(self._cards.sample(readings), activity=self._activity)
+        sample = replace(self._cards.sample(readings), activity=self._activity.observe())
         divided = [card for card in self._layouts.cards() if card.enabled]
         return snapshot(self.hardware, sample, self._rehearsals, scan, self.runtime, divided)
 
@@ -297,20 +289,6 @@ class Daemon:
     async def _look_ahead(self) -> None:
         if await self._rehearsals.look():
             self._feed.on_change()
-
-    def _observe_activity(self) -> None:
-        """Look at what jobs use of their cards' time, over a period that the driver's samples cover."""
-        now = time.monotonic()
-        if now - self._active_at < ACTIVITY_PERIOD_S:
-            return
-        self._active_at = now
-        self._activity = self._tracker.observe(
-            {
-                (job.id, piece.uuid): job.started_at
-                for job in self.broker.placed()
-                for piece in job.slices
-            }
-        )
 
     def _on_abandoned(self) -> None:
         """The program that this daemon was started for has ended: end all jobs, then the daemon."""

@@ -74,7 +74,7 @@ NO_HELPS = Helps()
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What helps pending requests, and what the end of running programs starts. Both by queue id."""
+    """Changes that help pending requests, and requests that the end of programs starts, by queue id."""
 
     helps: Mapping[str, Helps] = field(default_factory=dict)
     starts: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from fenka.workstation.cards import CardsSample
 from fenka.workstation.job import Job
 from fenka.workstation.lease_processes import ProcessScan
 from fenka.workstation.paths import Runtime, machine_address
-from fenka.workstation.what_if import NO_HELPS, Rehearsals
+from fenka.workstation.screens.what_if import NO_HELPS, Rehearsals
 
 
 def snapshot(

@@ -1,0 +1,1 @@
+"""Answers to those who look at this machine: its state, and what would help pending requests."""

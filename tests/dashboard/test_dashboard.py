@@ -43,19 +43,20 @@ class Page:
     def ask(
         self, path: str, body: Any = None, *, method: str = "", token: str | None = None
     ) -> tuple[int, bytes]:
-        """Send one request. Return the status and the body of its answer."""
+        """Send one request to a path below the page. Return the status and the body of its answer."""
         headers = {"Authorization": f"Bearer {self.token if token is None else token}"}
         text = None if body is None else json.dumps(body)
         if text is not None:
             headers["Content-Type"] = "application/json"
         with contextlib.closing(self.connect()) as connection:
-            connection.request(method or ("GET" if body is None else "POST"), path, text, headers)
+            verb = method or ("GET" if body is None else "POST")
+            connection.request(verb, self.parts.path + path, text, headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
 
     def world(self) -> Any:
         """Return what the page shows now; None before it shows anything."""
-        status, body = self.ask("/api/world")
+        status, body = self.ask("api/world")
         return json.loads(body) if status == 200 else None
 
     def shown(self, *names: str) -> Any:
@@ -75,7 +76,7 @@ class Page:
         """Yield the messages of the stream."""
         with contextlib.closing(self.connect()) as connection:
             headers = {"Authorization": f"Bearer {self.token}"}
-            connection.request("GET", "/api/live", headers=headers)
+            connection.request("GET", f"{self.parts.path}api/live", headers=headers)
             answer = connection.getresponse()
             while line := answer.readline():
                 if line.startswith(b"data: "):
@@ -126,7 +127,7 @@ def test_page_shows_what_commands_say(t4: Workstation) -> None:
             "card 0 is reserved for it"
         )
         assert said[1:] == ["", "What helps:", *(f"  - {sentence}" for sentence in helps)]
-        status, body = page.ask(f"/api/program/{line['id']}")
+        status, body = page.ask(f"api/program/{line['id']}")
         assert status == 200
         assert json.loads(body)["explanation"] == said
 
@@ -147,7 +148,7 @@ def test_what_if_says_what_starts(t4: Workstation) -> None:
         else:
             assert "waiting" in program.says()
     with dashboard(t4) as page:
-        status, body = page.ask("/api/what-if", {"add": {"Tesla T4": 2}})
+        status, body = page.ask("api/what-if", {"add": {"Tesla T4": 2}})
         answer = json.loads(body)
         assert status == 200
         assert answer["starts"] == ["a", "b"]
@@ -155,7 +156,7 @@ def test_what_if_says_what_starts(t4: Workstation) -> None:
             "2 of 3 start: a, b. c: 0/3 GPUs fit: 3 too little memory"
         )
         assert {job["state"] for job in t4.jobs().values()} == {"running", "waiting"}
-        status, body = page.ask("/api/what-if", {"end": ["none"]})
+        status, body = page.ask("api/what-if", {"end": ["none"]})
         assert (status, json.loads(body)["problem"]) == (
             409,
             "no program has the id none: it has ended",
@@ -193,7 +194,7 @@ def test_page_stays_when_the_daemon_is_killed_or_hangs(station: Workstation) -> 
             old = next(world for world in worlds if world["problems"])
             assert old["problems"] == ["the fenka daemon does not answer: what is shown is old"]
             assert page.world()["at"] == old["at"]
-            status, body = page.ask("/api/what-if", {})
+            status, body = page.ask("api/what-if", {})
             assert (status, json.loads(body)["problem"]) == (
                 503,
                 f"the daemon at {station.root}/daemon.sock went away: try again",
@@ -210,8 +211,8 @@ def test_twenty_viewers_see_the_same_message(t4: Workstation) -> None:
         page.shown("a")
         streams = [page.worlds() for _ in range(20)]
         seen = [{next(stream)["at"] for _ in range(3)} for stream in streams]
-        # Each reads in its own time, and all read the same few messages.
-        assert len(set[float]().union(*seen)) < 2 * 20
+        # Each reads in its own time, and all read the same few messages: one a second.
+        assert len(set[float]().union(*seen)) < 20
 
 
 def test_own_program_is_read_resized_and_stopped(t4: Workstation) -> None:
@@ -220,24 +221,24 @@ def test_own_program_is_read_resized_and_stopped(t4: Workstation) -> None:
     t4.ok("run", "--detach", "--gpu-mem", "4", "--name", "a", "--", "sh", "-c", words)
     with dashboard(t4) as page:
         (line,) = page.shown("a")["programs"]
-        assert eventually(lambda: page.ask(f"/api/logs/{line['id']}?lines=1")) == (200, b"more\n")
-        assert page.ask(f"/api/logs/{line['id']}") == (200, b"begun\nmore\n")
-        assert page.ask(f"/api/logs/{line['id']}?lines=0")[0] == 400
-        assert page.ask("/api/logs/none")[0] == 404
-        assert page.ask(f"/api/resize/{line['id']}", {"gpu_mem": "6"})[0] == 200
+        assert eventually(lambda: page.ask(f"api/logs/{line['id']}?lines=1")) == (200, b"more\n")
+        assert page.ask(f"api/logs/{line['id']}") == (200, b"begun\nmore\n")
+        assert page.ask(f"api/logs/{line['id']}?lines=0")[0] == 400
+        assert page.ask("api/logs/none")[0] == 404
+        assert page.ask(f"api/resize/{line['id']}", {"gpu_mem": "6"})[0] == 200
         assert t4.jobs()["a"]["slices"][0]["memory_mib"] == 6462
-        status, body = page.ask(f"/api/resize/{line['id']}", {"gpu_mem": "15"})
+        status, body = page.ask(f"api/resize/{line['id']}", {"gpu_mem": "15"})
         assert status == 409
         assert "a" in json.loads(body)["problem"]
-        assert page.ask(f"/api/stop/{line['id']}", {})[0] == 200
+        assert page.ask(f"api/stop/{line['id']}", {})[0] == 200
         page.shown()
-        status, body = page.ask(f"/api/program/{line['id']}")
+        status, body = page.ask(f"api/program/{line['id']}")
         assert status == 200
         ended = json.loads(body)
         assert "stopped by" in ended["explanation"][0]
         assert ended["logs"]
-        assert page.ask(f"/api/logs/{line['id']}") == (200, b"begun\nmore\n")
-        assert page.ask("/api/program/none")[0] == 404
+        assert page.ask(f"api/logs/{line['id']}") == (200, b"begun\nmore\n")
+        assert page.ask("api/program/none")[0] == 404
 
 
 def test_nothing_can_be_changed_when_it_is_read_only(t4: Workstation) -> None:
@@ -245,13 +246,13 @@ def test_nothing_can_be_changed_when_it_is_read_only(t4: Workstation) -> None:
     t4.run("--gpu-mem", "4", "--name", "a", "--", *HOLD, "100").report()
     with dashboard(t4, "--read-only", "--prefix", "/gpu") as page:
         assert page.parts.path == "/gpu/"
-        _, body = page.ask("/gpu/api/world")
+        _, body = page.ask("api/world")
         (line,) = json.loads(body)["programs"]
         assert not json.loads(body)["actions"]
-        for path in (f"/gpu/api/stop/{line['id']}", f"/gpu/api/resize/{line['id']}"):
+        for path in (f"api/stop/{line['id']}", f"api/resize/{line['id']}"):
             assert page.ask(path, {})[0] in (404, 405)
-        assert page.ask("/gpu/api/what-if", {})[0] == 200
-        assert page.ask("/api/world")[0] == 404
+        assert page.ask("api/what-if", {})[0] == 200
+        assert page.ask("../api/world")[0] == 404
         assert t4.jobs()["a"]["state"] == "running"
 
 
@@ -265,7 +266,7 @@ def test_second_start_prints_the_first_address(t4: Workstation) -> None:
         former = page.token
     with dashboard(t4) as page:
         assert page.token != former
-        assert page.ask("/api/world", token=former)[0] == 401
+        assert page.ask("api/world", token=former)[0] == 401
 
 
 def test_token_is_in_no_argument(t4: Workstation, tmp_path: Any) -> None:

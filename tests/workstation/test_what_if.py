@@ -15,7 +15,13 @@ from fenka.core.request import Memory, Request
 from fenka.views.board import WhatIf
 from fenka.workstation.broker import Broker
 from fenka.workstation.job import Job, JobGang
-from fenka.workstation.screens.what_if import Helps, InvalidQuestion, Outlook, Rehearsals, look_ahead
+from fenka.workstation.screens.what_if import (
+    Helps,
+    InvalidQuestion,
+    Outlook,
+    Rehearsals,
+    look_ahead,
+)
 from tests.builders import job
 
 NOW = 1000.0

@@ -229,7 +229,8 @@ def _listen(options: DashboardOptions) -> Iterator[socket.socket]:
         try:
             listening = listening_socket(options.listen, port)
         except OSError as why:
-            problem = why.strerror
+            # asyncio's sentence has the address again.
+            problem = os.strerror(why.errno or 0)
             continue
         with listening:
             yield listening

@@ -251,7 +251,7 @@ class Broker:
         self.on_granted: Callable[[Sequence[Job], float], object] = lambda *_: None
         """Called with jobs that are granted together, and when."""
         self.changes = 0
-        """Grows whenever the queue is served again."""
+        """Grows with each change of a job, and whenever the queue is served again."""
         self._evicted: set[str] = set()
         """Jobs that are being evicted. The next daemon selects them again."""
 
@@ -282,6 +282,7 @@ class Broker:
         if job is None or job.state != "starting":
             return False
         self.ledger.confirm(job_id)
+        self.changes += 1
         job.state, job.started_at, job.grant_expires_at = "running", now, None
         return True
 

@@ -148,6 +148,8 @@ class Controller:
     """Called whenever jobs have changed."""
     changes: InstanceChanges = field(init=False)
     _watches: JobWatches = field(init=False)
+    _told: int = 0
+    """The broker's changes that were told last."""
     _pending: list[Effect] = field(default_factory=list)
     """Effects that are not recorded, or not applied yet."""
     _retry: asyncio.TimerHandle | None = None
@@ -317,7 +319,9 @@ class Controller:
 
     def save(self) -> None:
         """Record all jobs. Raises OSError."""
-        self.on_change()
+        if self._told != self.broker.changes:
+            self._told = self.broker.changes
+            self.on_change()
         files.save_jobs(self.runtime, list(self.broker.jobs.values()))
 
     # --- effects ------------------------------------------------------------------------------------

@@ -9,7 +9,14 @@ import typer
 
 from fenka.cli.common_options import Target
 from fenka.cli.world import cluster_configured, snapshot_here
-from fenka.dashboard.main import DashboardOptions, serve, serve_cluster, write_launcher
+from fenka.dashboard.main import (
+    CannotServe,
+    DashboardOptions,
+    serve,
+    serve_cluster,
+    write_launcher,
+)
+from fenka.workstation.client import DaemonUnavailable
 
 
 def dashboard(
@@ -57,7 +64,11 @@ def dashboard(
         prometheus=prometheus,
         prometheus_token=prometheus_token,
     )
-    if snapshot_here(target, required=not cluster_configured()) is not None:
+    try:
+        here = snapshot_here(target, required=not cluster_configured()) is not None
+    except DaemonUnavailable as why:
+        raise CannotServe(f"there is nothing to show: {why}") from None
+    if here:
         serve(options, announce)
     else:
         serve_cluster(options, target.kubeconfig, target.context, announce)

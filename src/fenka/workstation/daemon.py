@@ -229,7 +229,7 @@ class Daemon:
             return
         with contextlib.suppress(NoDriver, NodeError, OSError):
             readings = self._controller.observe_cards()
-            sample = replace(self._cards.sample(readings), activity=self._activity)
+            sample = replace(self._cards.sample(readings), activity=self._activity.observe())
             self._metrics.update(sample, self._cards.violations)
 
     async def _record_running(self) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import node, on_card, pod, sharing, units
+from tests.builders import T4_MIB, node, node_json, on_card, pod, sharing, units
 from tests.cli.command import fenka
 from tests.fakes.api_server import FakeApiServer, in_thread
 
@@ -58,6 +58,21 @@ def test_top_node_screens_are_the_articles(
     """Three notebooks on one T4, read from a cluster that runs gpushare itself."""
     server = FakeApiServer.of(nodes=[T4, MASTER], pods=NOTEBOOKS)
     assert run(server, tmp_path, "top", "node", *arguments) == (GOLDEN / golden).read_text()
+
+
+def test_top_node_shows_what_pods_of_hami_hold(tmp_path: Path) -> None:
+    """Whoever placed them: docs/from/hami.md lets readers check a node by it."""
+    running = pod(
+        "p",
+        {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 4096, "nvidia.com/gpucores": 30},
+        node="a",
+        annotations={"hami.io/vgpu-devices-allocated": "GPU-a-0,NVIDIA,4096,30:;"},
+    )
+    server = FakeApiServer.of(nodes=[node_json("a", T4_MIB, unit_mib=1077)], pods=[running])
+    (row,) = json.loads(run(server, tmp_path, "top", "node", "-o", "json"))
+    # A unit of this card has 15079 / 14 MiB.
+    assert [(each["name"], each["core"]) for each in row["programs"]] == [("p", {"0": 30})]
+    assert round(row["cards"][0]["allocated"], 1) == 3.8
 
 
 def test_top_node_is_the_articles_while_nodes_come_and_go(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from fenka.cluster.objects import Event, Pod, pod_path
 from fenka.cluster.state import ClusterSnapshot
 from fenka.cluster.training_objects import COMPLETION_INDEX, JOB, KIND, ROLE
 from fenka.dialects.base import InvalidRecord
-from fenka.dialects.registry import WITH_HAMI
 from fenka.kubernetes.api_client import Api, ApiError, if_accepted
 from fenka.kubernetes.reader import (
     AutoscalerState,
@@ -163,7 +162,7 @@ async def _surroundings(api: Api, pod: Pod) -> ClusterSnapshot:
     if pod.finished:
         return ClusterSnapshot.of([], [])
     name = pod.spec.node_name or None
-    return cluster.keep(await read_cluster(api, name, dialects=WITH_HAMI))
+    return cluster.keep(await read_cluster(api, name))
 
 
 async def _autoscaler(api: Api) -> AutoscalerState | None:

@@ -18,7 +18,7 @@ from fenka.cluster.state import ClusterSnapshot, ClusterState
 from fenka.core.inventory import Toleration
 from fenka.dialects import gpushare, nodes
 from fenka.dialects.base import Dialect, InvalidRecord
-from fenka.dialects.registry import DIALECTS
+from fenka.dialects.registry import WITH_HAMI
 from fenka.kubernetes.api_client import Api, ApiError, decoded, if_accepted
 from fenka.kubernetes.election import CoordinationLease
 
@@ -124,12 +124,14 @@ async def read_cluster(
     api: Api,
     node: str | None = None,
     *,
-    dialects: tuple[Dialect, ...] = DIALECTS,
+    dialects: tuple[Dialect, ...] = WITH_HAMI,
     all_pods: bool = False,
 ) -> ClusterSnapshot:
     """Return the cluster, or one node of it.
 
     Args:
+        dialects: by which pods' requests and records are read. Whether the scheduler reads HAMi's names, too,
+            matters only for the order of pending pods.
         all_pods: include pods that hold nothing: pending and finished ones. Only then do pods have their
             tolerations and conditions. None has its owners and images, or its containers' states.
     """

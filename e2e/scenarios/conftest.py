@@ -24,6 +24,7 @@ from e2e.scenarios.installation import (
     rolled_back,
 )
 from e2e.scenarios.jobs import Jobs
+from e2e.scenarios.tenant import RIGHTS, TENANT, Mallory
 from e2e.scenarios.virtual_nodes import VIRTUAL_LABEL, VirtualNodes
 
 VALUES = """
@@ -259,3 +260,12 @@ def virtual(installation: Installation, namespace: str) -> Iterator[VirtualNodes
     # One call: `kubectl delete -l` sends one for each of hundreds of nodes, at a limited rate.
     selected = f"/api/v1/nodes?labelSelector={quote(VIRTUAL_LABEL, safe='')}"
     installation.cluster.kubectl("delete", "--raw", selected)
+
+
+@pytest.fixture
+def mallory(installation: Installation) -> Iterator[Mallory]:
+    """Provide the tenant and its namespace."""
+    installation.cluster.kubectl("create", "namespace", TENANT)
+    installation.cluster.apply(RIGHTS, TENANT)
+    yield Mallory(installation)
+    installation.cluster.kubectl("delete", "namespace", TENANT, "--wait=true")

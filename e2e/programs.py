@@ -91,6 +91,11 @@ class Module:
         name = self.name if self.modfile == "go.mod" else Path(self.modfile).stem
         return cache() / f"{name}-{self.key()}"
 
+    def lock(self) -> Path:
+        """Return the file that is locked while the programs are built."""
+        folder = self.directory()
+        return folder.with_name(f"{folder.name}.lock")
+
     def source(self, module: str) -> Path:
         """Return the folder in Go's cache with the files of a module that go.mod requires."""
         return Path(json.loads(go("mod", "download", "-json", module, folder=self.folder))["Dir"])
@@ -280,7 +285,7 @@ def directories() -> list[Path]:
 def build(module: Module) -> None:
     """Build one module into the cache unless it is already there."""
     target = module.directory()
-    with exclusive_lock(target.with_suffix(".lock")):
+    with exclusive_lock(module.lock()):
         if (target / COMPLETE).exists():
             return
         shutil.rmtree(target, ignore_errors=True)

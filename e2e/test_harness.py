@@ -19,7 +19,7 @@ from e2e.artifacts import FENKA
 from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX, WORKLOAD
 from e2e.machine import Machine
-from e2e.programs import MODULES, BuildError, chosen
+from e2e.programs import MODULES, BuildError, chosen, kubernetes
 from e2e.supervisor import CGROUPS, REPOSITORY, MachineFiles, Process, hierarchies
 
 CALL_API = """
@@ -371,6 +371,11 @@ def test_images_are_built_with_the_uv_version_of_the_makefile() -> None:
     paths = [REPOSITORY / "e2e" / "containers" / f"{image}.Dockerfile" for image in images]
     for dockerfile in paths:
         assert f"ARG UV_VERSION={number}\n" in dockerfile.read_text()
+
+
+def test_two_versions_of_kubernetes_can_be_built_at_once() -> None:
+    """Their names differ after a dot only."""
+    assert kubernetes("1.30").lock() != kubernetes("1.33").lock()
 
 
 @pytest.mark.parametrize(

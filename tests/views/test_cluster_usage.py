@@ -24,7 +24,7 @@ from fenka.core.metering import (
 from fenka.history.history_store import Batch, HistoryStore
 from fenka.history.series import Holder
 from fenka.views.cluster_usage import BusyTime, ClusterClock, observe_cluster
-from fenka.views.readings import NodeReading, SliceReading
+from fenka.views.node_figures import NodeFigures, SliceFigures
 from tests.builders import T4_MIB, a_node, on_card
 from tests.fakes.queue import make
 
@@ -43,7 +43,7 @@ def seen(
     at_s: int,
     *pods: Pod,
     nodes: tuple[Node, ...] = (NODE, OTHER),
-    readings: Mapping[str, NodeReading] | None = None,
+    readings: Mapping[str, NodeFigures] | None = None,
     busy: BusyTime | None = None,
     team_label: str = "fenka.io/team",
 ) -> tuple[Observation, dict[str, Holder]]:
@@ -89,8 +89,8 @@ def test_use_is_counted_when_nodes_report_it() -> None:
     busy = BusyTime()
     device = seen(0, pod)[0].holdings[0].card
 
-    def reading(at: float, share: float | None) -> dict[str, NodeReading]:
-        return {"n": NodeReading(at, slices=[SliceReading(pod.metadata.uid, device, 1000, share)])}
+    def reading(at: float, share: float | None) -> dict[str, NodeFigures]:
+        return {"n": NodeFigures(at, slices=[SliceFigures(pod.metadata.uid, device, 1000, share)])}
 
     ledger: UsageLedger = {}
     before, _ = seen(0, pod, readings=reading(5, 0.9), busy=busy)

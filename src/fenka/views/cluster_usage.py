@@ -8,7 +8,7 @@ from fenka.cluster.state import ClusterState, PodAllocation
 from fenka.core.metering import PRICE_SCALE, Holding, MeteredCard, Observation
 from fenka.dialects.base import SharedNode
 from fenka.history.series import Holder
-from fenka.views.readings import NodeReading, SliceReading
+from fenka.views.node_figures import NodeFigures, SliceFigures
 
 TEAM_LABEL = "fenka.io/team"
 """Label of pods by default: the team that usage counts for."""
@@ -31,7 +31,7 @@ class BusyTime:
     _had: dict[tuple[str, str], int] = field(default_factory=dict)
     _read_at: dict[str, float] = field(default_factory=dict)
 
-    def add(self, node: str, reading: NodeReading) -> None:
+    def add(self, node: str, reading: NodeFigures) -> None:
         """Count a node's reading once. Its shares are taken for the time since the one before."""
         before = self._read_at.get(node, reading.at)
         self._read_at[node] = max(before, reading.at)
@@ -53,7 +53,7 @@ class BusyTime:
 
 def observe_cluster(
     state: ClusterState,
-    readings: Mapping[str, NodeReading],
+    readings: Mapping[str, NodeFigures],
     busy: BusyTime,
     prices: Mapping[str, float],
     clock: ClusterClock,
@@ -99,7 +99,7 @@ def _cards(shared: SharedNode, node_price: float | None) -> Iterator[MeteredCard
 
 
 def _holdings(
-    held: PodAllocation, used: Mapping[tuple[str, str], SliceReading], busy: BusyTime
+    held: PodAllocation, used: Mapping[tuple[str, str], SliceFigures], busy: BusyTime
 ) -> Iterator[Holding]:
     uid = held.pod.metadata.uid
     for piece in held.slices:

@@ -31,7 +31,7 @@ from fenka.workstation.files import DaemonConfig, History
 from fenka.workstation.job import Job
 from fenka.workstation.lifetime import describe, log
 from fenka.workstation.paths import Runtime
-from fenka.workstation.snapshot import in_use, read_account
+from fenka.workstation.screens.snapshot import in_use, read_account
 
 CLOSE_TIMEOUT_S = 2.0
 """For a slow disk, when the daemon ends."""

@@ -29,7 +29,7 @@ def test_module_of_a_command_that_enters_a_lease_starts_no_thread(module: str) -
     assert done.stdout.split() == ["False", "1"]
 
 
-@pytest.mark.parametrize("module", ["fenka.cli.ps", "fenka.cli.workloads.local_backend"])
+@pytest.mark.parametrize("module", ["fenka.cli.screens.ps", "fenka.cli.workloads.local_backend"])
 def test_module_of_a_local_screen_imports_no_server_and_no_driver(module: str) -> None:
     """Each would cost a command some hundredths of a second."""
     servers = {"asyncio", "prometheus_client", "pynvml"}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.cli.top import details_screen, nodes_screen, share_screen
+from fenka.cli.screens.top import details_screen, nodes_screen, share_screen
 from fenka.views.node_rows import CardRow, NodeRow, ProgramRow
 
 GOLDEN = Path(__file__).parent / "golden"

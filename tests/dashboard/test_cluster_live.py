@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from fenka.dashboard.cluster_live import ClusterLive
-from fenka.dashboard.node_readings import PROGRAM, period_s
+from fenka.dashboard.node_questions import PROGRAM, period_s
 from fenka.views.board import CardTile, World
 from fenka.views.node_figures import CardFigures, NodeFigures, SliceFigures
 from tests.builders import T4_MIB, Json, node_json, on_card, pod_json

@@ -242,7 +242,7 @@ class GangScheduler:
         self._incomplete_since: dict[str, float] = {}
         self._backoffs: dict[str, _Backoff] = {}
         self._told: RecentDict[str, str] = RecentDict()
-        """What members wait for that were told that their gang is not ready, by UID."""
+        """The reasons that members were told of why their gang is not ready, by UID."""
         self.on_settled: Callable[[str], None] = lambda _: None
         """Called with a gang's key when all its members have arrived, or its reservation has ended."""
 

@@ -17,7 +17,7 @@ from fenka.cluster.autoscaling import AutoscalerStatus
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.cluster.state import ClusterSnapshot, ClusterState
-from fenka.dashboard.node_readings import LOOKED_AT_S, ask_nodes, is_program, period_s
+from fenka.dashboard.node_questions import LOOKED_AT_S, ask_nodes, is_program, period_s
 from fenka.dashboard.stream import Fanout
 from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
@@ -118,7 +118,7 @@ class WatchedCluster(Informers):
 
 
 class ClusterLive:
-    """What is known of a cluster now, and the viewers that are told of it.
+    """The present state of a cluster, and the viewers that are told of it.
 
     Attributes:
         api: the cluster.

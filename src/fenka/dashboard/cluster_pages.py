@@ -1,4 +1,4 @@
-"""What the page reads of a cluster. Nothing can be changed: the dashboard's account has no right to write."""
+"""Answers the page about a cluster. Nothing can be changed: the dashboard's account has no right to write."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence

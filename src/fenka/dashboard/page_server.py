@@ -84,7 +84,7 @@ def _files(directory: Traversable, prefix: str) -> "list[tuple[str, File]]":
 
 
 class Source(Protocol):
-    """What is known now, and the viewers that are told of it. encoded: the last World as JSON."""
+    """The present state, and the viewers that are told of it. encoded: the last World as JSON."""
 
     @property
     def fanout(self) -> Fanout:

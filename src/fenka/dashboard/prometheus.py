@@ -25,7 +25,7 @@ SHORTEST_STEP_S = 15.0
 
 
 class NoPrometheus(FenkaError):
-    """What is named is no Prometheus."""
+    """The address leads to something else than a Prometheus."""
 
     exit_code = INVALID_INPUT
 

@@ -1,7 +1,7 @@
-"""What the dashboard's page shows, as the messages that its browser reads.
+"""Messages of the dashboard's server to its page.
 
 A workstation and a cluster have the same messages. Three numbers of a slice are never mixed: what is *held*,
-what is *used* of it, and how long the card was *busy* for it. What is not known is None, never 0. Sentences
+what is *used* of it, and how long the card was *busy* for it. An unknown value is None, never 0. Sentences
 are those of the command line, by the same functions.
 
 `web/src/messages.ts` is generated from these types, so an attribute has one name on both sides.
@@ -250,8 +250,8 @@ class Fleet(msgspec.Struct, frozen=True, tag="fleet"):
 
     Attributes:
         nodes: their names in the order of `cards`. counts: how many cards each has.
-        cards: for each card the share held, the share busy (both of 254; 255 is unknown), and flags: 1 lost,
-            2 takes nothing new, 4 idle, 8 hot, 16 in MIG mode.
+        cards: for each card the share held and the share busy, of 254, or 255 if unknown. Then its flags:
+            1 lost, 2 takes nothing new, 4 idle, 8 hot, 16 in MIG mode.
     """
 
     at: float
@@ -297,7 +297,7 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """What was over a span. problem: why there is nothing; empty if there is."""
+    """Figures over a span. problem: why there is nothing; empty if there is."""
 
     series: list[Series]
     marks: list[tuple[float, str]] = []

@@ -40,7 +40,7 @@ WHOLE = 254
 
 @dataclass(frozen=True, slots=True)
 class NodePart:
-    """What the messages have of one node. It changes with its pods and its reading, and is kept till then."""
+    """One node's part of the messages. It changes with its pods and its figures, and is kept till then."""
 
     tiles: Sequence[board.CardTile] = ()
     programs: Sequence[board.ProgramLine] = ()
@@ -48,7 +48,7 @@ class NodePart:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """What one look at a cluster is made of.
+    """The parts of one look at a cluster.
 
     Attributes:
         name: of the cluster, for people.

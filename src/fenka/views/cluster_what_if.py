@@ -1,4 +1,7 @@
-"""What would start on a cluster if programs ended or cards were added: its queue, scheduled on a copy."""
+"""Answers which requests would start on a cluster if programs ended or cards were added.
+
+Its queue is scheduled once on a copy.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 

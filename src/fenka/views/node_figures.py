@@ -1,4 +1,4 @@
-"""What a node's program reads of its cards and slices, as the dashboard asks for it every few seconds.
+"""Figures of a node's cards and slices, which the dashboard asks its program for every few seconds.
 
 Arrays instead of objects: a node with eight cards and forty slices takes 2.8 kB. A field that is added comes
 last and has a default, so that a dashboard and a node of two releases understand each other.

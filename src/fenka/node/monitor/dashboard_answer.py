@@ -1,4 +1,4 @@
-"""What the dashboard asks a node's program for: the last sample as a NodeFigures."""
+"""Answers the dashboard: the last sample of a node as NodeFigures."""
 
 import msgspec
 

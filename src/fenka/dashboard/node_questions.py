@@ -36,7 +36,7 @@ _decoder = msgspec.json.Decoder(NodeFigures)
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswers:
-    """What nodes answered: readings by node, and a sentence if some gave none."""
+    """Figures by node, and a sentence if some nodes gave none."""
 
     readings: Mapping[str, NodeFigures]
     problem: str = ""

@@ -122,7 +122,7 @@ def top(
     if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):
         raise UserError("--watch needs a terminal: `fenka top node` prints once", INVALID_INPUT)
     # It imports Textual, which takes longer than printing a screen.
-    from fenka.cli.watch import watch_cluster, watch_machine
+    from fenka.cli.screens.top_screen import watch_cluster, watch_machine
 
     if snapshot_here(target) is not None:
         watch_machine()

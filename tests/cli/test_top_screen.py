@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 from textual.widgets import DataTable, Input, Static
 
-from fenka.cli.watch import (
+from fenka.cli.screens.top_screen import (
     UNKNOWN,
     TopScreen,
     card_bar,

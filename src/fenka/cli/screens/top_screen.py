@@ -1,6 +1,6 @@
 """`fenka top --watch`: cards, programs and the queue, live in a terminal.
 
-It shows the same values as the dashboard's page. What is not known is `–`.
+It shows the same values as the dashboard's page. A value that is not known is `–`.
 """
 
 import asyncio

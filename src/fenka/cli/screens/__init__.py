@@ -1,0 +1,1 @@
+"""Screens of all that runs: `fenka ps`, `fenka top` and its live form."""

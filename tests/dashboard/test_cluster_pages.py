@@ -13,7 +13,7 @@ from fenka.dashboard.cluster_live import ClusterLive
 from fenka.dashboard.cluster_pages import NO_PROMETHEUS, ClusterPages
 from fenka.dashboard.guard import LOOPBACK_NAMES, Guard
 from fenka.server.listener import LISTENER, HttpListener
-from fenka.views.board import CardTile, ProgramDetail, Timeline, WhatIfAnswer, World
+from fenka.views.board import CardTile, HistoryAnswer, ProgramDetail, WhatIfAnswer, World
 from tests.builders import T4_MIB, Json, node_json, pod_json
 from tests.dashboard.test_cluster_live import UID, notebook
 from tests.fakes.api_server import FakeApiServer, api_server
@@ -155,8 +155,8 @@ async def test_history_without_prometheus_says_what_to_do() -> None:
     """The charts have a sentence instead of lines."""
     async with cluster() as server, served(server) as client:
         for query in ({"program": UID}, {"card": "n/0"}):
-            shown = await read(client, "history", Timeline, **query)
-            assert isinstance(shown, Timeline)
+            shown = await read(client, "history", HistoryAnswer, **query)
+            assert isinstance(shown, HistoryAnswer)
             assert shown.problem == NO_PROMETHEUS
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from fenka.views.board import (
     CardTile,
     Fleet,
+    HistoryAnswer,
     NodeLine,
     PersonLine,
     ProgramDetail,
     ProgramLine,
     Series,
     SliceTile,
-    Timeline,
     WaitingLine,
     WorkloadLine,
     World,
@@ -497,7 +497,9 @@ def node_cards(world: World, node: str) -> list[CardTile]:
     ]  # fmt: skip
 
 
-def timeline(at: float, span_s: int, program: bool, limit_mib: float, total_mib: float) -> Timeline:
+def timeline(
+    at: float, span_s: int, program: bool, limit_mib: float, total_mib: float
+) -> HistoryAnswer:
     """Return a history in 240 steps with a gap, for a program or for a card."""
     step = span_s / 240
     start = at - span_s
@@ -526,9 +528,9 @@ def timeline(at: float, span_s: int, program: bool, limit_mib: float, total_mib:
             (start + 100 * step, "refused: 512 MiB beyond its slice"),
             (start + 180 * step, "resized from 3 to 4"),
         ]
-        return Timeline([*memory, *shares], marks)
+        return HistoryAnswer([*memory, *shares], marks)
     memory.append(series("tf-notebook-2", "MiB", lambda number: 3344 if number > 90 else 0.0))
-    return Timeline(
+    return HistoryAnswer(
         [
             *memory,
             series(

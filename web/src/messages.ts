@@ -283,7 +283,7 @@ export interface Series {
 /**
  * What was over a span. problem: why there is nothing; empty if there is.
  */
-export interface Timeline {
+export interface HistoryAnswer {
   series: Array<Series>;
   marks: Array<[number, string]>;
   problem: string;

@@ -14,7 +14,7 @@ from fenka.dashboard.page_server import NOT_YET, File, PageServer, body, json, n
 from fenka.dashboard.prometheus import Prometheus
 from fenka.kubernetes.api_client import ApiError, ApiUnreachable
 from fenka.kubernetes.reader import read_scheduler_options
-from fenka.views.board import ProgramDetail, Timeline, WhatIf, World
+from fenka.views.board import HistoryAnswer, ProgramDetail, WhatIf, World
 from fenka.views.cluster_what_if import InvalidClusterQuestion, what_if
 from fenka.views.pod_explanations import explain_growth, explanation_lines
 
@@ -113,7 +113,7 @@ class ClusterPages(PageServer):
         if ("program" in query) == ("card" in query):
             raise AnswerRefused(400, "say either program=ID or card=ID")
         if self._prometheus is None:
-            return json(Timeline([], problem=NO_PROMETHEUS))
+            return json(HistoryAnswer([], problem=NO_PROMETHEUS))
         if "program" in query:
             meta = self._pod(query["program"]).metadata
             return json(await self._prometheus.program(meta.namespace, meta.name, span_s, now))

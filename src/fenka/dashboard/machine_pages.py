@@ -14,7 +14,7 @@ from fenka.dashboard.guard import AnswerRefused
 from fenka.dashboard.live import Live
 from fenka.dashboard.page_server import NOT_YET, File, PageServer, body, json, left, number
 from fenka.local import board_details
-from fenka.views.board import Timeline, WhatIf
+from fenka.views.board import HistoryAnswer, WhatIf
 from fenka.workstation import protocol
 from fenka.workstation.client import DaemonUnavailable
 from fenka.workstation.paths import Runtime
@@ -62,7 +62,7 @@ class MachinePages(PageServer):
         query = request.query
         if ("program" in query) == ("card" in query):
             raise AnswerRefused(400, "say either program=ID or card=ID")
-        return json(Timeline([], problem="this daemon keeps no history"))
+        return json(HistoryAnswer([], problem="this daemon keeps no history"))
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """Send the last lines of a program's log, and with `follow` what it prints then."""

@@ -16,7 +16,7 @@ import msgspec
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.units import MIB
-from fenka.views.board import Series, Timeline
+from fenka.views.board import HistoryAnswer, Series
 
 DEADLINE_S = 5.0
 POINTS = 500
@@ -106,17 +106,17 @@ class Prometheus:
             return _unreachable(why)
         return ""
 
-    async def program(self, namespace: str, pod: str, span_s: float, now: float) -> Timeline:
+    async def program(self, namespace: str, pod: str, span_s: float, now: float) -> HistoryAnswer:
         """Return the figures of a pod. span_s: until now, in Unix seconds."""
         return await self._timeline(PROGRAM, {"namespace": namespace, "pod": pod}, span_s, now)
 
-    async def card(self, node: str, index: int, span_s: float, now: float) -> Timeline:
+    async def card(self, node: str, index: int, span_s: float, now: float) -> HistoryAnswer:
         """Return the figures of a card. span_s: until now, in Unix seconds."""
         return await self._timeline(CARD, {"node": node, "index": str(index)}, span_s, now)
 
     async def _timeline(
         self, figures: tuple[_Figure, ...], labels: Mapping[str, str], span_s: float, now: float
-    ) -> Timeline:
+    ) -> HistoryAnswer:
         step = max(math.ceil(span_s / POINTS), SHORTEST_STEP_S)
         count = max(int(span_s // step), 1)
         span = _Span(now - count * step, step, count)
@@ -126,10 +126,10 @@ class Prometheus:
                     *(self._series(figure, labels, span) for figure in figures)
                 )
         except NoPrometheus as why:
-            return Timeline([], problem=str(why))
+            return HistoryAnswer([], problem=str(why))
         except (OSError, TimeoutError, aiohttp.ClientError) as why:
-            return Timeline([], problem=_unreachable(why))
-        return Timeline([*series])
+            return HistoryAnswer([], problem=_unreachable(why))
+        return HistoryAnswer([*series])
 
     async def _series(self, figure: _Figure, labels: Mapping[str, str], span: _Span) -> Series:
         names = ",".join(f"{name}={json.dumps(value)}" for name, value in labels.items())

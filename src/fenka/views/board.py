@@ -296,7 +296,7 @@ class Series(msgspec.Struct, frozen=True):
     limit: list[float | None] = []
 
 
-class Timeline(msgspec.Struct, frozen=True):
+class HistoryAnswer(msgspec.Struct, frozen=True):
     """Figures over a span. problem: why there is nothing; empty if there is."""
 
     series: list[Series]

@@ -84,15 +84,8 @@ class Daemon:
         )
         clients = ConnectedClients()
         self._controller = Controller(
-            runtime,
-            broker,
-            clients,
-            self._leases,
-            self._cards,
-            self._processes,
-            self._terminator,
-            instances,
-            self._history,
+            *(runtime, broker, clients, self._leases, self._cards),
+            *(self._processes, self._terminator, instances, self._history),
         )
         self._layouts = Layouts(self._controller, broker, instances)
         self._rehearsals = Rehearsals(broker)
@@ -101,19 +94,10 @@ class Daemon:
         self._controller.on_change = self._on_change
         quotas = Admission(admission.raise_descriptor_limit(), frozenset({0, os.geteuid()}))
         self.handler = RequestHandler(
-            self._controller,
-            broker,
-            quotas,
-            clients,
-            self._terminator,
+            *(self._controller, broker, quotas, clients, self._terminator),
             JobResizer(self._controller, broker, self._leases),
-            self._layouts,
-            self._history,
-            self._snapshot,
-            self._feed,
-            self._rehearsals,
-            self._stopped,
-            self._recorder,
+            *(self._layouts, self._history, self._snapshot, self._feed),
+            *(self._rehearsals, self._stopped, self._recorder),
         )
         self._metrics = self._open_metrics()
         self._connections = Connections(runtime, quotas, self.handler)

@@ -1,5 +1,5 @@
 /** What was over a span, asked anew from time to time. */
-import type { Timeline } from "../messages";
+import type { HistoryAnswer } from "../messages";
 import { get } from "./api";
 
 export const SPANS = [
@@ -15,13 +15,13 @@ export function follow(
   subject: "program" | "card",
   id: string,
   seconds: number,
-  receive: (timeline: Timeline) => void,
+  receive: (timeline: HistoryAnswer) => void,
 ): () => void {
   const ended = new AbortController();
   const ask = async () => {
     if (document.hidden) return;
     try {
-      receive(await get<Timeline>(`history?${subject}=${encodeURIComponent(id)}&span=${seconds}`, ended.signal));
+      receive(await get<HistoryAnswer>(`history?${subject}=${encodeURIComponent(id)}&span=${seconds}`, ended.signal));
     } catch (error) {
       if (!ended.signal.aborted) receive({ series: [], marks: [], problem: (error as Error).message });
     }

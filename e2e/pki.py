@@ -1,9 +1,19 @@
-"""Create a temporary certificate authority and the certificates of the cluster's components."""
+"""Create a temporary certificate authority and the certificates of the cluster's components.
+
+They have the extensions that kubeadm gives them. Python's TLS requires these from 3.13 on.
+"""
 
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+AUTHORITY_USAGE = "critical,digitalSignature,keyCertSign"
+EXTENSIONS = """\
+basicConstraints=critical,CA:FALSE
+keyUsage=critical,digitalSignature
+authorityKeyIdentifier=keyid
+"""
+"""Those of each certificate that the authority signs."""
 KUBECONFIG = """\
 apiVersion: v1
 kind: Config
@@ -28,7 +38,10 @@ class Authority:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "ca.crt").exists():
             self.key("ca")
-            self.openssl("req -x509 -new -key ca.key -days 30 -subj /CN=fenka-e2e -out ca.crt")
+            usage = f"-addext keyUsage={AUTHORITY_USAGE}"
+            self.openssl(
+                f"req -x509 -new -key ca.key -days 30 -subj /CN=fenka-e2e {usage} -out ca.crt"
+            )
 
     def openssl(self, arguments: str) -> None:
         """Run openssl in the folder."""
@@ -47,7 +60,7 @@ class Authority:
     def certificate(self, name: str, subject: str, extensions: str) -> None:
         """Create a key and sign a certificate for it."""
         self.key(name)
-        (self.folder / f"{name}.ext").write_text(extensions)
+        (self.folder / f"{name}.ext").write_text(EXTENSIONS + extensions)
         self.openssl(f"req -new -key {name}.key -subj {subject} -out {name}.csr")
         signer = "-CA ca.crt -CAkey ca.key -CAcreateserial -days 30"
         self.openssl(f"x509 -req -in {name}.csr {signer} -extfile {name}.ext -out {name}.crt")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from e2e.artifacts import CHART
-from e2e.cluster import Cluster, wait_until
+from e2e.cluster import Cluster, ClusterError, wait_until
 from e2e.image_files import archive, hash_of, image_of
 from e2e.images import BUSYBOX
 from e2e.programs import chosen_kubernetes
@@ -21,6 +21,7 @@ from e2e.scenarios.installation import (
     Installation,
     deployment,
 )
+from e2e.scenarios.tenant import TENANT, Mallory, record, with_annotations
 
 SCHEDULER_IMAGE = "localhost/kube-scheduler:e2e"
 OTHER = "fenka.io/scheduler"
@@ -165,6 +166,59 @@ def test_pods_that_request_a_card_get_the_second_scheduler_unasked(
     assert scheduler_of(cluster.get("pod", "astray", namespace)) == DEFAULT
 
 
+def test_tenant_gains_nothing_by_naming_a_scheduler(
+    second_scheduler: Installation, mallory: Mallory
+) -> None:
+    """Records, nodes and the policy itself stay out of reach; pods without cards get none."""
+    cluster = second_scheduler.cluster
+    card = {MEMORY: 1}
+    for scheduler in (DEFAULT, SECOND, "own"):
+        forged = with_annotations(pod_text("a", card, schedulerName=scheduler), **record(0, 14))
+        with pytest.raises(ClusterError, match="is reserved for fenka"):
+            mallory.create(forged)
+        with pytest.raises(ClusterError, match=r"spec\.nodeName is set and the pod requests a GPU"):
+            mallory.create(
+                pod_text("a", card, schedulerName=scheduler, nodeName=cluster.nodes[0].name)
+            )
+    # An extended resource without a limit is no request.
+    with pytest.raises(ClusterError, match="Limit must be set"):
+        mallory.create(pod_text("a", card).replace('"limits"', '"requests"'))
+    with pytest.raises(ClusterError, match="cannot patch resource"):
+        mallory.kubectl("label", "namespace", TENANT, f"{OTHER}=other")
+    for kind in ("mutatingadmissionpolicies", "mutatingadmissionpolicybindings"):
+        with pytest.raises(ClusterError, match="cannot delete resource"):
+            mallory.kubectl("delete", kind, "fenka-second-scheduler")
+
+    # A scheduler that nobody runs: the tenant cannot be it, and cannot take another one afterwards.
+    mallory.create(pod_text("own", card, schedulerName="own"))
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "own", "annotations": record(0, 14)},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": cluster.nodes[0].name},
+    }
+    path = f"/api/v1/namespaces/{TENANT}/pods/own/binding"
+    with pytest.raises(ClusterError, match="pods/binding"):
+        mallory.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(binding))
+    change = json.dumps({"spec": {"schedulerName": DEFAULT}})
+    with pytest.raises(ClusterError, match="pod updates may not change fields"):
+        mallory.kubectl("patch", "pod", "own", "--type=merge", "-p", change)
+
+    # The scheduler of pods with cards places one without, and writes no record.
+    mallory.create(pod_text("none", {}, schedulerName=SECOND))
+    # The card of an init container is one.
+    initial = json.loads(pod_text("first", {}))
+    first = initial["spec"]["containers"][0] | {"name": "i", "command": ["true"]}
+    first["resources"] = {"limits": card}
+    initial["spec"]["initContainers"] = [first]
+    mallory.create(json.dumps(initial))
+    for name, records in (("none", False), ("first", True)):
+        pod = cluster.wait_for_pod(name, TENANT, seconds=90)
+        annotations = pod["metadata"].get("annotations", {})
+        assert (scheduler_of(pod), "ALIYUN_COM_GPU_MEM_IDX" in annotations) == (SECOND, records)
+    assert "nodeName" not in cluster.get("pod", "own", TENANT)["spec"]
+
+
 def is_left_alone(cluster: Cluster, namespace: str) -> bool:
     """Return whether a pod with a card would keep the default scheduler."""
     probe = pod_text("probe", {MEMORY: 1})
@@ -184,6 +238,7 @@ def wait_for_pods_of_job(cluster: Cluster, namespace: str, job: str) -> list[str
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 def test_no_pod_waits_for_the_second_scheduler_when_fenka_is_uninstalled(
     installation: Installation, namespace: str
 ) -> None:
@@ -201,8 +256,10 @@ def test_no_pod_waits_for_the_second_scheduler_when_fenka_is_uninstalled(
         cluster.apply(deployment("waits", MEMORY, 14, replicas=6), namespace)
         wait_until("the pods", lambda: len(cluster.list("pods", namespace, "app=waits")) == 6)
 
-        cluster.kubectl("-n", namespace, "delete", "jobset", "set")
+        # In this order, so that none of them takes the JobSet's place.
         installation.label(node, "gpushare-")
+        installation.wait_for_allocatable(node, MEMORY, 0)
+        cluster.kubectl("-n", namespace, "delete", "jobset", "set")
         uninstall(cluster, RELEASE)
         assert "add --end-waiting" in installation.fenka("uninstall", "-n", RELEASE)
         output = installation.fenka("uninstall", "-n", RELEASE, "--end-waiting")

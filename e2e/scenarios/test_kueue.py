@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 PAGE = (REPOSITORY / "docs" / "do" / "kueue.md").read_text()
 CONFIGURATION, QUEUES, JOB = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+WORKLOADS = "workloads.kueue.x-k8s.io"
+"""In full, since Kubernetes has a kind of this name, too."""
 SLEEP = ["sleep", "100000"]
 
 
@@ -42,7 +44,7 @@ def queues(kueue: None, shared: Installation, namespace: str) -> Iterator[Instal
     yield shared
     cluster.kubectl("-n", namespace, "delete", "jobs", "--all", "--wait")
     # Only the controller removes their finalizers.
-    wait_until("no workloads", lambda: not cluster.list("workloads", namespace), 60)
+    wait_until("no workloads", lambda: not cluster.list(WORKLOADS, namespace), 60)
     cluster.kubectl("-n", namespace, "delete", "-f", "-", stdin=QUEUES)
 
 
@@ -66,7 +68,7 @@ def is_suspended(cluster: Cluster, namespace: str, name: str) -> bool:
 
 def quota_message(cluster: Cluster, namespace: str, name: str) -> str:
     """Return why a Job has no quota; empty before Kueue has looked at it, and when it has."""
-    for workload in cluster.list("workloads", namespace):
+    for workload in cluster.list(WORKLOADS, namespace):
         if workload["metadata"]["ownerReferences"][0]["name"] == name:
             for condition in workload.get("status", {}).get("conditions", ()):
                 if (condition["type"], condition["status"]) == ("QuotaReserved", "False"):

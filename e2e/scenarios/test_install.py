@@ -79,6 +79,7 @@ handler: runc
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("which", ["scheduler", "node"])
 def test_api_server_rejects_a_call_when_any_one_right_is_removed(
     installation: Installation, namespace: str, which: str, tmp_path: Path

@@ -18,6 +18,7 @@ NODE = "sd-cluster-04"
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 def test_plugins_look_at_the_cluster_when_krew_has_installed_them(
     installation: Installation, tmp_path: Path
 ) -> None:

@@ -53,7 +53,7 @@ COMMANDS: Groups = {
         Command("ps", "screens.ps", "List your jobs, trainings, notebooks and services."),
         Command("get", "workloads.show", "Show a workload and its instances."),
         Command(
-            "queue", "screens.queue_command", "List pending requests in the order of their service."
+            "queue", "queue_command", "List pending requests in the order of their service."
         ),
         Command("top", "screens.top:app", "Show how much of the cards nodes and jobs have."),
         Command(

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from tools.page.server import PAGE, TOKEN, Look, PageServer
 
@@ -21,6 +21,9 @@ OPTIONS = (
     "--disable-background-networking",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
+
+WAIT_MS = 60_000
+"""The limit of each wait, for a machine that is busy with other work."""
 
 T = TypeVar("T")
 
@@ -32,6 +35,7 @@ def started_browser() -> Iterator[Browser]:
         pytest.skip("no chromium: apt-get install --no-install-recommends chromium")
     if not (PAGE / "index.html").exists():
         pytest.skip("the page is not built: make web")
+    expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
         yield browser
@@ -78,6 +82,7 @@ class Watched:
 def opened(browser: Browser, **options: Any) -> Iterator[Watched]:
     """Open a page in a context of its own, and check it at the end."""
     context = browser.new_context(locale="en-GB", **options)
+    context.set_default_timeout(WAIT_MS)
     watched = Watched(context.new_page())
     watched.watch()
     yield watched

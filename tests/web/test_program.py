@@ -32,7 +32,7 @@ def test_program_tells_all_of_it(serve: Serve, watched: Watched) -> None:
     for text in ("4 = 4308 MiB", "4307 of 4308 MiB", "38 %", "40 % hard", "1 ×"):
         expect(figures).to_contain_text(text)
     expect(
-        page.get_by_role("img", name=re.compile(r"Memory\. used: .* of 4308 MiB"))
+        page.get_by_role("img", name=re.compile(r"Memory\. memory: .* of 4308 MiB"))
     ).to_be_visible()
     expect(page.get_by_role("region", name="History")).to_contain_text("refused: 512 MiB beyond")
     expect(page.get_by_role("region", name="Events")).to_contain_text("resized from 3 to 4")
@@ -46,6 +46,25 @@ def test_waiting_program_has_the_whole_explanation(serve: Serve, watched: Watche
     expect(why).to_contain_text("tf-notebook-4 waits at position 1 of 1.")
     expect(why).to_contain_text("0/1 GPUs fit: 1 too little memory")
     expect(why).to_contain_text("fenka why tf-notebook-4")
+
+
+def test_members_of_a_gang_lead_to_each_other(serve: Serve, watched: Watched) -> None:
+    """They start and end together."""
+    page = _open(watched, serve("cluster").entry, "program/gang-a")
+    page.get_by_role("region", name="With it in gang").get_by_role("link", name="gang-b").click()
+    expect(page.locator("h1")).to_have_text("gang-b")
+
+
+def test_memory_of_a_card_is_drawn_by_program(serve: Serve, watched: Watched) -> None:
+    """The card's own figure has a chart beside it, with the whole as its limit."""
+    page = _open(watched, serve("workstation").entry, "card/0")
+    expect(
+        page.get_by_role("img", name=re.compile(r"^Memory\. memory: .* of 15079 MiB$"))
+    ).to_be_visible()
+    parts = page.get_by_role(
+        "img", name=re.compile(r"^Memory by program\. tf-notebook: .* tf-notebook-2: ")
+    )
+    expect(parts).to_be_visible()
 
 
 def test_own_program_is_stopped_by_keyboard(serve: Serve, watched: Watched) -> None:

@@ -11,9 +11,6 @@ from playwright.sync_api import Locator, Page, expect
 from tests.web.browser import Watched
 from tests.workstation.conftest import HOLD, Program, Workstation, kill, workstation_at
 
-WAIT_MS = 60_000
-"""For what other processes do on a busy machine."""
-
 NAMES = ("tf-notebook", "tf-notebook-2", "tf-notebook-3")
 
 
@@ -67,7 +64,6 @@ def test_three_notebooks_share_a_card_and_a_fourth_follows(
     station: Workstation, watched: Watched
 ) -> None:
     """One is killed: its bar goes, and the one that has waited comes, without a reload."""
-    expect.set_options(timeout=WAIT_MS)
     programs = _three(station)
     fourth = _hold(station, "tf-notebook-4")
     with _dashboard(station) as url:
@@ -94,7 +90,6 @@ def test_three_notebooks_share_a_card_and_a_fourth_follows(
 
 def test_more_than_the_slice_is_refused_and_shown(station: Workstation, watched: Watched) -> None:
     """CUDA's error is the program's; the page tells that there was one."""
-    expect.set_options(timeout=WAIT_MS)
     program = _hold(station, "greedy", 4400)
     assert program.report()["cards"][0]["result"] == 2
     with _dashboard(station) as url:
@@ -107,7 +102,6 @@ def test_more_than_the_slice_is_refused_and_shown(station: Workstation, watched:
 
 def test_bars_stay_while_the_daemon_is_away(station: Workstation, watched: Watched) -> None:
     """A banner says so; a new daemon has the same programs."""
-    expect.set_options(timeout=WAIT_MS)
     _three(station)
     with _dashboard(station) as url:
         page = watched.page
@@ -124,7 +118,6 @@ def test_bars_stay_while_the_daemon_is_away(station: Workstation, watched: Watch
 
 def test_own_program_is_stopped_from_the_page(station: Workstation, watched: Watched) -> None:
     """The daemon ends it for the dashboard's user; with --read-only there is no button."""
-    expect.set_options(timeout=WAIT_MS)
     program = _hold(station, "mine", 100)
     program.report()
     page = watched.page

@@ -508,7 +508,8 @@ def timeline(
         name: str, unit: str, figure: Callable[[int], float], limit: float | None = None
     ) -> Series:
         mean = [None if 60 <= number < 66 else figure(number) for number in range(240)]
-        highest = [None if value is None else value * 1.04 for value in mean]
+        most = math.inf if limit is None else limit
+        highest = [None if value is None else min(most, value * 1.04) for value in mean]
         return Series(
             name, unit, start, step, mean, highest, [] if limit is None else [limit] * 240
         )
@@ -516,9 +517,12 @@ def timeline(
     def wave(number: int) -> float:
         return 0.55 + 0.3 * math.sin(number / 17) + 0.08 * math.sin(number / 2.3)
 
-    memory = [
-        series("used", "MiB", lambda number: limit_mib * min(0.97, 0.3 + number / 260), limit_mib)
-    ]
+    def growing(number: int) -> float:
+        return limit_mib * min(0.97, 0.3 + number / 260)
+
+    def later(number: int) -> float:
+        return 3344.0 if number > 90 else 0.0
+
     if program:
         shares = [
             series("busy", "share", lambda number: 0.4 * min(1.0, wave(number) + 0.2), 0.4),
@@ -528,17 +532,12 @@ def timeline(
             (start + 100 * step, "refused: 512 MiB beyond its slice"),
             (start + 180 * step, "resized from 3 to 4"),
         ]
-        return HistoryAnswer([*memory, *shares], marks)
-    memory.append(series("tf-notebook-2", "MiB", lambda number: 3344 if number > 90 else 0.0))
+        return HistoryAnswer([series("memory", "MiB", growing, limit_mib), *shares], marks)
     return HistoryAnswer(
         [
-            *memory,
-            series(
-                "held",
-                "MiB",
-                lambda number: total_mib * (0.57 if number < 90 else 0.857),
-                total_mib,
-            ),
+            series("memory", "MiB", lambda number: growing(number) + later(number), total_mib),
+            series("tf-notebook", "MiB", growing),
+            series("tf-notebook-2", "MiB", later),
             series("busy", "share", wave),
             series("temperature", "celsius", lambda number: 38 + 14 * wave(number)),
             series("power", "watt", lambda number: 20 + 40 * wave(number), 70.0),
@@ -566,7 +565,7 @@ def detail(world: World, program: str) -> ProgramDetail | None:
             (world.at - 1500, "refused: 512 MiB beyond its slice"),
             (world.at - 900, "resized from 3 to 4"),
         ]
-    mates = [other.name for other in world.programs if line.group and other.group == line.group]
+    mates = [other.id for other in world.programs if line.group and other.group == line.group]
     return ProgramDetail(
         line,
         row,
@@ -575,5 +574,5 @@ def detail(world: World, program: str) -> ProgramDetail | None:
         refused=None if row else 1,
         throttled_s=None if row else 184.0,
         logs=line.own,
-        mates=[name for name in mates if name != line.name],
+        mates=[id_ for id_ in mates if id_ != line.id],
     )

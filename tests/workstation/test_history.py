@@ -58,7 +58,8 @@ def test_usage_is_there_when_the_daemon_was_killed_and_jobs_have_ended(
 ) -> None:
     """SIGKILL and another daemon: rows go on, the time between is unobserved, one name is two programs."""
     station.start("--simulate", "T4")
-    program = station.run("--gpu-mem", "4", "--name", "one", "--team", "vision", "--", *HOLD, "100")
+    words = [*HOLD, "100", "--password=hunter2"]
+    program = station.run("--gpu-mem", "4", "--name", "one", "--team", "vision", "--", *words)
     program.report()
     first = eventually(lambda: by_job(station).get("one"))
     assert first[0].holder.team == "vision"
@@ -66,6 +67,8 @@ def test_usage_is_there_when_the_daemon_was_killed_and_jobs_have_ended(
     eventually(lambda: "one" not in station.jobs())
     before = by_job(station)["one"]
     station.kill_daemon()
+    for file in station.root.glob("history-*"):
+        assert b"hunter2" not in file.read_bytes(), "arguments are not recorded"
     station.start("--simulate", "T4")
     other = station.run("--gpu-mem", "7", "--name", "one", "--", *HOLD, "100")
     other.report()

@@ -233,8 +233,8 @@ export interface World {
  *
  * Attributes:
  *     nodes: their names in the order of `cards`. counts: how many cards each has.
- *     cards: for each card the share held, the share busy (both of 254; 255 is unknown), and flags: 1 lost,
- *         2 takes nothing new, 4 idle, 8 hot, 16 in MIG mode.
+ *     cards: for each card the share held and the share busy, of 254, or 255 if unknown. Then its flags:
+ *         1 lost, 2 takes nothing new, 4 idle, 8 hot, 16 in MIG mode.
  */
 export interface Fleet {
   type: "fleet";
@@ -281,7 +281,7 @@ export interface Series {
 }
 
 /**
- * What was over a span. problem: why there is nothing; empty if there is.
+ * Figures over a span. problem: why there is nothing; empty if there is.
  */
 export interface HistoryAnswer {
   series: Array<Series>;

@@ -52,9 +52,7 @@ COMMANDS: Groups = {
     "Look": (
         Command("ps", "screens.ps", "List your jobs, trainings, notebooks and services."),
         Command("get", "workloads.show", "Show a workload and its instances."),
-        Command(
-            "queue", "queue_command", "List pending requests in the order of their service."
-        ),
+        Command("queue", "queue_command", "List pending requests in the order of their service."),
         Command("top", "screens.top:app", "Show how much of the cards nodes and jobs have."),
         Command(
             "dashboard", "admin.dashboard_command", "Show cards, queue and programs in the browser."

@@ -337,6 +337,20 @@ def test_port_is_the_next_free_one_unless_it_is_given(station: Workstation) -> N
             assert page.parts.port > 8250
 
 
+def test_ctrl_c_ends_it_when_the_daemon_hangs(station: Workstation) -> None:
+    """It waits for no answer, whatever it has asked."""
+    station.start("--simulate", "T4")
+    with dashboard(station) as page:
+        daemon = station.daemon_pid()
+        os.kill(daemon, signal.SIGSTOP)
+        try:
+            next(world for world in page.worlds() if world["problems"])
+            page.process.send_signal(signal.SIGINT)
+            assert page.process.wait() == 0
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+
+
 def test_ending_ends_open_streams(t4: Workstation) -> None:
     """Ctrl-C needs not wait for viewers."""
     with dashboard(t4) as page:

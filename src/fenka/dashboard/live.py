@@ -6,9 +6,9 @@ old.
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -60,46 +60,49 @@ class Live:
         self.snapshot: protocol.MachineSnapshot | None = None
         self.encoded: bytes | None = None
         """The last World as JSON."""
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="live")
+        self._looking: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Follow the daemon until cancelled."""
-        try:
-            while True:
-                try:
-                    await self._follow()
-                except (FenkaError, OSError, msgspec.MsgspecError) as why:
-                    self._set_problem(_sentence(why))
-                await asyncio.sleep(RETRY_S)
-        finally:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        while True:
+            try:
+                await self._follow()
+            except (FenkaError, OSError, msgspec.MsgspecError) as why:
+                self._set_problem(_sentence(why))
+            await asyncio.sleep(RETRY_S)
 
     async def _follow(self) -> None:
         """Follow one daemon until it is gone. Raises FenkaError, OSError."""
-        connection = await self._in_thread(lambda: connect(self._runtime))
+        connection = await _in_thread(lambda: connect(self._runtime))
         with connection:
             seen = 0
             while True:
                 snapshot = await self._next(connection, seen)
                 seen = snapshot.revision or 0
-                await self._read_surroundings(snapshot)
                 self.show(snapshot)
+                # It may take long, and asks the daemon, which may hang.
+                if self._looking is None or self._looking.done():
+                    self._looking = asyncio.create_task(self._read_surroundings(snapshot))
 
     async def _next(self, connection: DaemonConnection, seen: int) -> protocol.MachineSnapshot:
         """Return the next snapshot, however long it takes; after the deadline viewers are told."""
         connection.send(protocol.Watch(seen))
         while not await _readable(connection, DEADLINE_S):
             self._set_problem("the fenka daemon does not answer: what is shown is old")
-        answer = await self._in_thread(lambda: connection.receive(DEADLINE_S))
+        answer = await _in_thread(lambda: connection.receive(DEADLINE_S))
         if not isinstance(answer, protocol.MachineSnapshot):
             raise RequestFailed(protocol.failure_reason(answer))
         return answer
 
     async def _read_surroundings(self, snapshot: protocol.MachineSnapshot) -> None:
-        if time.monotonic() - self._looked_at >= SURROUNDINGS_PERIOD_S:
-            with contextlib.suppress(FenkaError, OSError):
-                self._around = await self._in_thread(lambda: self._look_around(snapshot))
-            self._looked_at = time.monotonic()
+        if time.monotonic() - self._looked_at < SURROUNDINGS_PERIOD_S:
+            return
+        with contextlib.suppress(FenkaError, OSError):
+            around = await _in_thread(lambda: self._look_around(snapshot))
+            if around != self._around:
+                self._around = around
+                self._publish()
+        self._looked_at = time.monotonic()
 
     def show(self, snapshot: protocol.MachineSnapshot) -> None:
         """Show viewers what the daemon has answered."""
@@ -125,9 +128,6 @@ class Live:
         if not self._problem:
             return shown
         return msgspec.structs.replace(shown, problems=[self._problem, *shown.problems])
-
-    def _in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
-        return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def connect(runtime: Runtime) -> DaemonConnection:
@@ -155,6 +155,32 @@ async def request(
         return await asyncio.to_thread(ask)
     except (TimeoutError, ConnectionError):
         raise DaemonUnavailable("the fenka daemon does not answer: try again") from None
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Call a function in a thread of its own, for which the end of this program does not wait."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def finish(value: T | None, error: BaseException | None) -> None:
+        if result.cancelled():
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(value)  # type: ignore[arg-type]
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = work()
+        except BaseException as why:
+            error = why
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(finish, value, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await result
 
 
 async def _readable(connection: DaemonConnection, within_s: float) -> bool:

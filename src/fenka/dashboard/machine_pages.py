@@ -1,5 +1,6 @@
 """Answers the page about this machine, with the rights of the user who runs the dashboard."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +14,7 @@ from fenka.dashboard import live
 from fenka.dashboard.guard import AnswerRefused
 from fenka.dashboard.live import Live
 from fenka.dashboard.page_server import NOT_YET, File, PageServer, body, json, left, number
-from fenka.local import board_details
+from fenka.local import board_details, board_history
 from fenka.views.board import HistoryAnswer, WhatIf
 from fenka.workstation import protocol
 from fenka.workstation.client import DaemonUnavailable
@@ -24,6 +25,12 @@ T = TypeVar("T")
 STOP_GRACE_S = 10.0
 
 MAX_LOG_LINES = 10_000
+
+LONGEST_S = 31 * 86400
+"""Span of figures over time."""
+
+POINTS = 500
+"""Of a chart."""
 
 
 class Resize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,10 +66,28 @@ class MachinePages(PageServer):
 
     async def history(self, request: web.Request) -> web.Response:
         """Return figures over time."""
-        query = request.query
+        query, until = request.query, time.time()
+        since = until - number(request, "span", 3600, LONGEST_S)
         if ("program" in query) == ("card" in query):
             raise AnswerRefused(400, "say either program=ID or card=ID")
-        return json(HistoryAnswer([], problem="this daemon keeps no history"))
+        if "program" in query:
+            subject, lines = query["program"], board_history.PROGRAM
+            question = protocol.GetHistory(since, until, job=subject, points=POINTS)
+        else:
+            subject, lines = self._card_uuid(query["card"]), board_history.CARD
+            question = protocol.GetHistory(since, until, card=subject, points=POINTS)
+        try:
+            read = await self._ask(question, protocol.HistoryRead)
+        except AnswerRefused as why:
+            return json(HistoryAnswer([], problem=why.sentence))
+        return json(board_history.timeline(read, subject, lines))
+
+    def _card_uuid(self, index: str) -> str:
+        cards = self._live.snapshot.cards if self._live.snapshot else ()
+        for card in cards:
+            if str(card.index) == index:
+                return card.uuid
+        raise AnswerRefused(404, "no card has this number")
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """Send the last lines of a program's log, and with `follow` what it prints then."""

@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
-from fenka.dashboard import live
 from fenka.dashboard.cluster_live import ClusterLive
 from fenka.dashboard.cluster_pages import ClusterPages
 from fenka.dashboard.guard import LOOPBACK_NAMES, Guard
@@ -28,7 +27,6 @@ from fenka.kubernetes.api_client import Api
 from fenka.local.machine_board import Viewer
 from fenka.server.listener import HttpListener, listening_socket, serve_app
 from fenka.workstation import paths
-from fenka.workstation.client import DaemonUnavailable
 from fenka.workstation.protocol import SIGNALS
 
 FIRST_PORT = 8250
@@ -101,7 +99,7 @@ def serve(options: DashboardOptions, announce: Callable[[str], None]) -> None:
 
     announce: is called with the URL, with its token, once browsers can connect.
 
-    Raises CannotServe, DaemonUnavailable, OSError.
+    Raises CannotServe, OSError.
     """
     if options.open:
         raise CannotServe("--auth none shows this machine to all its users: leave it out")
@@ -113,7 +111,6 @@ def serve(options: DashboardOptions, announce: Callable[[str], None]) -> None:
         if file is None:
             announce(_url_of_other())
             return
-        _check_daemon()
         with _listen(options) as listening:
             token = secrets.token_urlsafe(TOKEN_BYTES)
             url = _url(options, listening, token)
@@ -211,14 +208,6 @@ def _url_of_other() -> str:
     if not url:
         raise CannotServe("another `fenka dashboard` starts or ends at this moment: try again")
     return url
-
-
-def _check_daemon() -> None:
-    """Raise CannotServe if no daemon answers."""
-    try:
-        live.connect(paths.current()).close()
-    except DaemonUnavailable as why:
-        raise CannotServe(f"there is nothing to show: {why}") from None
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fenka import __version__
 from fenka.views.board import (
     CardTile,
     Fleet,
@@ -23,7 +24,6 @@ from fenka.views.board import (
     World,
 )
 
-VERSION = "0.1.0"
 T4_MIB, T4_UNITS, UNIT_MIB = 15079, 14, 1077
 NOTEBOOK_MIB, NOTEBOOK_USED_MIB = 4308, 4307
 LOST, CORDONED, IDLE, HOT, MIG = 1, 2, 4, 8, 16
@@ -112,7 +112,7 @@ def workstation(at: float) -> World:
         at,
         "workstation",
         "atlas",
-        VERSION,
+        __version__,
         True,
         UNIT_MIB,
         [card],
@@ -138,7 +138,7 @@ def workstation(at: float) -> World:
             PersonLine("cara", 0, 0, 0.0, waiting=1, oldest=at - 312),
         ],
         free_mib=T4_MIB - 3 * NOTEBOOK_MIB,
-        largest_mib=2 * UNIT_MIB,
+        largest_mib=0,
         actions=True,
         programs_total=3,
     )
@@ -153,7 +153,7 @@ def empty(at: float) -> World:
         at,
         "workstation",
         "atlas",
-        VERSION,
+        __version__,
         True,
         UNIT_MIB,
         [card],
@@ -296,7 +296,7 @@ class _Cluster:
             self._at,
             "cluster",
             "kube-lab",
-            VERSION,
+            __version__,
             False,
             1024,
             cards,
@@ -478,7 +478,7 @@ def thousand_nodes(
             )
         )
     world = World(
-        at, "cluster", "kube-large", VERSION, False, 1024, [], [], [], 0, nodes=lines,
+        at, "cluster", "kube-large", __version__, False, 1024, [], [], [], 0, nodes=lines,
         free_mib=sum(line.free_units for line in lines) * 1024, largest_mib=79 * 1024,
     )  # fmt: skip
     return world, Fleet(at, names, [cards] * nodes, bytes(data))

@@ -60,7 +60,6 @@ COMMANDS: Groups = {
         Command(
             "usage", "workloads.usage", "Show who held, used and paid for how much of the cards."
         ),
-        Command("nodes", "admin.elastic", "List nodes, and elastic ones on their way."),
         Command("why", "why", "Explain why a pod or job is pending, and what would help."),
     ),
     "Operate": (
@@ -71,6 +70,7 @@ COMMANDS: Groups = {
 """The rows of `fenka --help`."""
 
 MORE = (
+    Command("nodes", "admin.elastic", "List nodes, and elastic ones on their way."),
     Command("start", "notebook_command", "Start a notebook again that was stopped or was idle."),
     Command("attach", "control", "Run a command in an instance of a workload."),
     Command("wait", "control", "Wait until a job has ended or a service is ready."),

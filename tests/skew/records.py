@@ -67,7 +67,7 @@ _VALID: Mapping[tuple[str, str], Any] = {
 """Fields that are checked beyond their type."""
 
 
-def sample(kind: inspect.Type, *, full: bool) -> Any:  # noqa: PLR0911
+def sample(kind: inspect.Type, *, full: bool) -> Any:  # noqa: PLR0911, PLR0912
     """Return a value of a type as JSON has it, unlike usual defaults. full: with optional fields, too."""
     match kind:
         case inspect.Metadata():
@@ -82,11 +82,15 @@ def sample(kind: inspect.Type, *, full: bool) -> Any:  # noqa: PLR0911
             return _text(kind)
         case inspect.LiteralType(values):
             return values[-1]
+        case inspect.EnumType(values):
+            return [*values][-1].value
         case inspect.UnionType(types):
             # An optional value: that which it has if it has one.
             return sample(next(t for t in types if t != inspect.NoneType()), full=full)
         case inspect.DictType():
             return {sample(kind.key_type, full=full): sample(kind.value_type, full=full)}
+        case inspect.NamedTupleType(fields=fields):
+            return [sample(field.type, full=full) for field in fields]
         case inspect.TupleType(item_types):
             return [sample(item, full=full) for item in item_types]
         case inspect.StructType() | inspect.DataclassType():

@@ -10,7 +10,7 @@ from e2e.scenarios.installation import WHOLE, Installation, deployment
 from e2e.scenarios.jobs import Jobs, program
 from e2e.scenarios.test_jobs import TRAIN, pod_names, rows
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 WORKERS = ["mpi-dist-worker-0", "mpi-dist-worker-1"]
 IDLE = {"delay": "20s", "cooldown": "1s"}

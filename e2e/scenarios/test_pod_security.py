@@ -16,6 +16,7 @@ def restricted(shared: Installation, namespace: str) -> str:
     return namespace
 
 
+@pytest.mark.full
 def test_training_and_service_run_when_their_namespace_is_restricted(
     shared: Installation, restricted: str
 ) -> None:

@@ -48,7 +48,7 @@ def test_columns_are_left_out_when_the_terminal_is_narrow(
 ) -> None:
     """The least important first; then lines are truncated. Anything but a terminal gets all."""
     monkeypatch.setattr("sys.stdout", io.StringIO() if width == 17 else Terminal())
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((width, 24)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((width, 24)))
     rows = [("NAME", "B", "C", "STATE"), ("n", "bb", "c", "in use")]
     assert tables.align_to_terminal(rows, ("B", "C")) == lines
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fenka.workstation import main, paths
+from fenka.workstation.files import DaemonConfig, save_config
 from fenka.workstation.main import InvalidOption
 from fenka.workstation.paths import Runtime
 from tests.workstation.conftest import Workstation, refused
@@ -89,3 +90,13 @@ def test_root_s_daemon_has_the_machine_s_file(
     (tmp_path / "daemon.toml").write_text("only = [true]")
     with pytest.raises(InvalidOption, match="only must be a list of words"):
         main.load(system)
+
+
+def test_options_with_their_default_are_not_recorded(tmp_path: Path) -> None:
+    """Also if the command line has named them: the last release knows no currency, and would not start."""
+    runtime = Runtime(tmp_path)
+    named = "".join(["U", "SD"])  # Another object than the default.
+    save_config(
+        runtime, DaemonConfig(simulate="T4", currency=named, policy="".join(["bin", "pack"]))
+    )
+    assert json.loads(runtime.config.read_bytes()) == {"simulate": "T4"}

@@ -170,8 +170,15 @@ def load_config(runtime: Runtime) -> DaemonConfig | None:
 
 
 def save_config(runtime: Runtime, config: DaemonConfig) -> None:
-    """Record this daemon's options."""
-    lease_files.write_atomically(runtime.config, msgspec.json.encode(config))
+    """Record this daemon's options; not those with their default, which an older release may not know."""
+    usual = DaemonConfig()
+    # msgspec's own omission of defaults asks for the same object, which a word of the command line is not.
+    chosen = {
+        name: value
+        for name in config.__struct_fields__
+        if (value := getattr(config, name)) != getattr(usual, name)
+    }
+    lease_files.write_atomically(runtime.config, msgspec.json.encode(chosen))
 
 
 def trim_log(path: Path) -> None:

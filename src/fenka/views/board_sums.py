@@ -15,6 +15,9 @@ HELD_S = 600.0
 IDLE_AFTER_S = 1800.0
 """Without card time, before a program is called idle."""
 
+MAX_ADDED = 64
+"""Cards that a what-if question may add."""
+
 Number = TypeVar("Number", int, float)
 
 
@@ -68,3 +71,13 @@ def people(
 def without_token(url: str) -> str:
     """Return a URL without its query, in which notebooks have their token."""
     return url.partition("?")[0]
+
+
+def what_if_sentence(starts: Sequence[str], waits: Sequence[tuple[str, str]]) -> str:
+    """Return `2 of 3 start: a, b. c: 0/3 GPUs fit: …`. waits: names and reasons."""
+    count = len(starts) + len(waits)
+    if not count:
+        return "nothing waits"
+    first = f"{len(starts)} of {count} start{'s' if len(starts) == 1 else ''}"
+    first += f": {', '.join(starts)}" if starts else ""
+    return ". ".join([first, *(f"{name}: {reason}" for name, reason in waits)])

@@ -3,7 +3,7 @@
 Its queue is scheduled once on a copy.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -16,10 +16,8 @@ from fenka.core.units import card_units
 from fenka.dialects import ack, base, gpushare, nodes
 from fenka.dialects.base import SharedNode
 from fenka.views.board import WhatIf, WhatIfAnswer
+from fenka.views.board_sums import MAX_ADDED, what_if_sentence
 from fenka.views.cluster_queue import schedule_queue
-
-MAX_ADDED = 64
-"""Cards that a question may add."""
 
 
 class InvalidClusterQuestion(FenkaError):
@@ -53,7 +51,7 @@ def what_if(
     scheduled = schedule_queue(changed, options, now)
     starts = [entry.pending.name for entry in scheduled.entries if entry.placements]
     waits = [(entry.pending.name, entry.why) for entry in scheduled.entries if not entry.placements]
-    return WhatIfAnswer(starts, waits, _sentence(starts, waits))
+    return WhatIfAnswer(starts, waits, what_if_sentence(starts, waits))
 
 
 def _nodes(snapshot: ClusterSnapshot, wanted: Mapping[str, int]) -> Iterator[Node]:
@@ -99,12 +97,3 @@ def _another(node: Node, shared: SharedNode, card: Card, count: int, number: int
         spec=replace(node.spec, unschedulable=False),
         status=replace(node.status, allocatable=allocatable),
     )
-
-
-def _sentence(starts: Sequence[str], waits: Sequence[tuple[str, str]]) -> str:
-    total = len(starts) + len(waits)
-    if not total:
-        return "nothing waits"
-    first = f"{len(starts)} of {total} start{'s' if len(starts) == 1 else ''}"
-    first += f": {', '.join(starts)}" if starts else ""
-    return ". ".join([first, *(f"{name}: {reason}" for name, reason in waits)])

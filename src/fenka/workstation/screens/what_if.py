@@ -17,6 +17,7 @@ from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Memory
 from fenka.hardware.card_spec import BadSpec, model_called
 from fenka.views.board import WhatIf, WhatIfAnswer
+from fenka.views.board_sums import MAX_ADDED, what_if_sentence
 from fenka.workstation.broker import Broker
 
 MAX_PENDING = 20
@@ -41,9 +42,6 @@ ATTEMPTS = 3
 """At an answer about one request while the queue changes."""
 
 MAX_NAMED = 3
-
-MAX_ADDED = 64
-"""Cards that a question may add."""
 
 
 class InvalidQuestion(FenkaError):
@@ -155,7 +153,7 @@ class Rehearsals:
         result = self.broker.rehearse(ended, self._cards(question.add), now)
         starts = [self._name(queue_id) for queue_id, _ in result.placed]
         waits = [(self._name(status.id), status.reason) for status in result.pending]
-        return WhatIfAnswer(starts, waits, _sentence(starts, waits))
+        return WhatIfAnswer(starts, waits, what_if_sentence(starts, waits))
 
     def _queue_id(self, id_: str) -> str:
         jobs = self.broker.jobs_of(id_)
@@ -285,13 +283,3 @@ def _either(names: Sequence[str]) -> str:
         shown.append(f"{more} other{'s' if more > 1 else ''}")
     *first, last = shown
     return f"{', '.join(first)} or {last}" if first else last
-
-
-def _sentence(starts: Sequence[str], waits: Sequence[tuple[str, str]]) -> str:
-    """Return `2 of 3 start: a, b. c: 0/3 GPUs fit: …`."""
-    total = len(starts) + len(waits)
-    if not total:
-        return "nothing waits"
-    first = f"{len(starts)} of {total} start{'s' if len(starts) == 1 else ''}"
-    first += f": {', '.join(starts)}" if starts else ""
-    return ". ".join([first, *(f"{name}: {reason}" for name, reason in waits)])

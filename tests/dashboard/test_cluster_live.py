@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from fenka.dashboard.cluster_live import ClusterLive
+from fenka.dashboard.cluster_live import NO_NAMESPACE, ClusterLive
 from fenka.dashboard.node_questions import PROGRAM, period_s
 from fenka.views.board import CardTile, World
 from fenka.views.node_figures import CardFigures, NodeFigures, SliceFigures
@@ -36,6 +36,12 @@ def program() -> Json:
     made["metadata"]["namespace"] = "fenka-system"
     made["status"] |= {"phase": "Running"}
     return made
+
+
+def publish_namespace(server: FakeApiServer) -> None:
+    """Publish where fenka's programs are, as the chart does."""
+    metadata = {"name": "fenka", "namespace": "kube-public"}
+    server.put("configmaps", {"metadata": metadata, "data": {"namespace": "fenka-system"}})
 
 
 def answering(server: FakeApiServer, answer: web.Response) -> None:
@@ -107,6 +113,7 @@ async def test_figures_are_those_of_the_node_s_program() -> None:
         server.put("nodes", node_json("n", T4_MIB))
         server.put("pods", notebook())
         server.put("pods", program())
+        publish_namespace(server)
         uuid = "GPU-n-0"
         reading = NodeFigures(
             100.0, [CardFigures(uuid, 5000, 0.62, 49)], [SliceFigures(UID, uuid, 4307, 0.4)]
@@ -117,6 +124,33 @@ async def test_figures_are_those_of_the_node_s_program() -> None:
             (card,) = shown(live).cards
             assert (card.busy, card.temperature_c) == (0.62, 49)
             assert (card.slices[0].used_mib, card.slices[0].busy) == (4307, 0.4)
+
+
+async def test_tenant_s_pod_with_the_program_s_labels_is_not_asked() -> None:
+    """Anybody may label a pod of their own, and would tell what others use."""
+    forged = program()
+    forged["metadata"] |= {"name": "forged", "namespace": "mallory", "uid": "forged"}
+    async with api_server() as server:
+        server.put("nodes", node_json("n", T4_MIB))
+        server.put("pods", program())
+        server.put("pods", forged)
+        publish_namespace(server)
+        uuid = "GPU-n-0"
+        reading = NodeFigures(100.0, [CardFigures(uuid, 5000)])
+        answering(server, web.Response(body=msgspec.json.encode(reading)))
+        async with following(server) as live:
+            await until(lambda: shown(live).cards[0].used_mib == 5000)
+            assert not any("/pods/forged/" in path for path in server.requests)
+
+
+async def test_cluster_without_a_published_namespace_has_no_figures() -> None:
+    """Its chart is older; nobody's pods are asked."""
+    async with api_server() as server:
+        server.put("nodes", node_json("n", T4_MIB))
+        server.put("pods", program())
+        async with following(server) as live:
+            await until(lambda: NO_NAMESPACE in shown(live).problems)
+            assert not any("/proxy/usage" in path for path in server.requests)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +167,7 @@ async def test_node_without_figures_costs_a_sentence(answer: web.Response, sente
         server.put("nodes", node_json("n", T4_MIB))
         server.put("pods", notebook())
         server.put("pods", program())
+        publish_namespace(server)
         answering(server, answer)
         async with following(server) as live:
             await until(lambda: any(sentence in problem for problem in shown(live).problems))

@@ -25,6 +25,7 @@ from fenka.kubernetes.informer import Informer, Informers
 from fenka.kubernetes.reader import (
     AutoscalerState,
     read_autoscaler,
+    read_namespace,
     read_scheduler_options,
     read_screen,
     read_services,
@@ -53,6 +54,8 @@ SURROUNDINGS_S = 10.0
 """Between two readings of trainings, services and the autoscaler."""
 
 IN_CLUSTER = "status.phase!=Succeeded,status.phase!=Failed"
+
+NO_NAMESPACE = "what cards use is not known: fenka's chart of this cluster is older than this page"
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -149,6 +152,8 @@ class ClusterLive:
         self._summaries: list[NodeSummary] = []
         self._workloads: list[Workload] = []
         self.autoscaler: AutoscalerState | None = None
+        self._namespace = ""
+        """Of the nodes' programs."""
         self._problems: dict[str, str] = {}
         """Sentences by what is not known."""
 
@@ -218,16 +223,23 @@ class ClusterLive:
         self._changed.update(self._parts)
 
     async def _ask_all(self) -> None:
-        await self._ask([*filter(is_program, self.informers.pods.objects.values())], "readings")
+        try:
+            self._namespace = await read_namespace(self.api)
+            problem = "" if self._namespace else NO_NAMESPACE
+        except (ApiError, ApiUnreachable) as why:
+            problem = f"what cards use is not known: {why}"
+        await self._ask(self._programs(), "readings")
+        self._problems["readings"] = problem or self._problems["readings"]
 
     async def _ask_looked_at(self) -> None:
-        programs = [
-            pod
-            for pod in self.informers.pods.objects.values()
-            if pod.spec.node_name in self._looked_at and is_program(pod)
-        ]
+        programs = [pod for pod in self._programs() if pod.spec.node_name in self._looked_at]
         if programs:
             await self._ask(programs, "")
+
+    def _programs(self) -> list[Pod]:
+        """Return the pods of the nodes' programs."""
+        pods = self.informers.pods.objects.values()
+        return [pod for pod in pods if is_program(pod, self._namespace)]
 
     async def _ask(self, programs: Sequence[Pod], subject: str) -> None:
         answers = await ask_nodes(self.api, programs)

@@ -42,9 +42,14 @@ class NodeAnswers:
     problem: str = ""
 
 
-def is_program(pod: Pod) -> bool:
-    """Return whether a pod is a node's program that runs."""
+def is_program(pod: Pod, namespace: str) -> bool:
+    """Return whether a pod is a node's program that runs.
+
+    namespace: fenka's. In their own, users may label pods as they like.
+    """
     labels = pod.metadata.labels
+    if pod.metadata.namespace != namespace:
+        return False
     named = all(labels.get(label) == value for label, value in PROGRAM.items())
     return named and pod.status.phase == "Running" and bool(pod.spec.node_name)
 

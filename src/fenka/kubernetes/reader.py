@@ -448,6 +448,14 @@ async def read_published(api: Api) -> Mapping[str, str]:
     return published.data if published else {}
 
 
+async def read_namespace(api: Api) -> str:
+    """Return the namespace of fenka's programs; empty if the chart does not publish it.
+
+    Raises ApiError, ApiUnreachable.
+    """
+    return (await read_published(api)).get("namespace", "")
+
+
 async def read_screen(api: Api, screen: str, row: type[T]) -> list[T] | None:
     """Return the rows of a screen as the scheduler serves them, None if this user may not read them.
 

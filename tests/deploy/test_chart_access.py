@@ -387,6 +387,7 @@ def test_users_find_the_gateways_image_when_the_chart_publishes_it() -> None:
     assert published["data"] == {
         "gatewayImage": "registry/fenka:7",
         "gatewayPullPolicy": "IfNotPresent",
+        "namespace": "gpu",
         "priorityClass": "fenka-serving",
         "screens": "gpu/fenka-scheduler-read:http",
     }

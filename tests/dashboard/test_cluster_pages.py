@@ -139,6 +139,7 @@ async def test_what_if_answers_for_the_cluster() -> None:
         ("GET", "history", 400),
         ("GET", "history?card=n/0&program=x", 400),
         ("GET", "history?card=n/0&span=0", 400),
+        ("GET", f"history?card=n/0&span=000000001{9:0>5000}", 400),
     ],
 )
 async def test_nothing_is_changed_and_no_log_is_read(method: str, path: str, status: int) -> None:

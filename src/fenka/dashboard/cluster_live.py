@@ -15,7 +15,6 @@ import msgspec
 from fenka import __version__
 from fenka.cluster.autoscaling import AutoscalerStatus
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.cluster.state import ClusterSnapshot, ClusterState
 from fenka.dashboard.node_questions import LOOKED_AT_S, ask_nodes, is_program, period_s
 from fenka.dashboard.stream import Fanout
@@ -146,6 +145,7 @@ class ClusterLive:
         self.fanout = Fanout()
         self._looked_at: Counter[str] = Counter()
         self.encoded: bytes | None = None
+        self._world: World | None = None
         self._parts: dict[str, NodePart] = {}
         self._readings: dict[str, NodeFigures] = {}
         self._queue: list[QueueRow] = []
@@ -186,16 +186,13 @@ class ClusterLive:
         """Take the queue from the scheduler, which knows expired reservations; without it compute it."""
         try:
             rows = await read_screen(self.api, "queue", QueueRow)
-            self._queue = self._computed_queue(await self._options()) if rows is None else rows
+            if rows is None:
+                options = await read_scheduler_options(self.api)
+                rows = cluster_queue(self.snapshot(), options, self.clock())
+            self._queue = rows
             self._problems.pop("queue", None)
         except (ApiError, ApiUnreachable) as why:
             self._problems["queue"] = f"the queue is old: {why}"
-
-    async def _options(self) -> SchedulerOptions:
-        return await read_scheduler_options(self.api)
-
-    def _computed_queue(self, options: SchedulerOptions) -> list[QueueRow]:
-        return cluster_queue(self.snapshot(), options, self.clock())
 
     async def _read_surroundings(self) -> None:
         """Read what changes seldom."""
@@ -205,7 +202,10 @@ class ClusterLive:
                 read_training_objects(self.api, None), read_services(self.api, None)
             )
             jobs = training_jobs(trainings, now)
-            self._workloads = [*jobs, *service_versions(services, now)]
+            workloads: list[Workload] = [*jobs, *service_versions(services, now)]
+            if workloads != self._workloads:
+                self._workloads = workloads
+                self._changed.update(self._parts)
             self._problems.pop("workloads", None)
         except (ApiError, ApiUnreachable) as why:
             self._problems["workloads"] = f"trainings and services are not known: {why}"
@@ -220,7 +220,6 @@ class ClusterLive:
             (known.status if known else None) or AutoscalerStatus(),
             known.orders if known else {},
         )
-        self._changed.update(self._parts)
 
     async def _ask_all(self) -> None:
         try:
@@ -258,7 +257,8 @@ class ClusterLive:
     async def _publish(self) -> None:
         self._refresh_parts()
         now = self.clock()
-        self.encoded = _encode(world(self._view(), now))
+        self._world = world(self._view(), now)
+        self.encoded = _encode(self._world)
         self.fanout.publish("world", self.encoded)
         if sum(len(part.tiles) for part in self._parts.values()) > MAX_CARDS:
             self.fanout.publish("fleet", _encode(fleet(self._parts, now)))
@@ -303,11 +303,8 @@ class ClusterLive:
         yield from filter(None, self._problems.values())
 
     def world(self) -> World | None:
-        """Return what the page shows now; None before the cluster was read once."""
-        if not self.informers.synced:
-            return None
-        self._refresh_parts()
-        return world(self._view(), self.clock())
+        """Return what viewers were told last; None before the cluster was read once."""
+        return self._world
 
     def programs(self) -> Iterator[ProgramLine]:
         """Yield all programs."""

@@ -46,8 +46,12 @@ def what_if(
     if gone := [uid for uid in question.end if uid not in known]:
         raise InvalidClusterQuestion(f"no pod has the id {gone[0][:80]}: it has ended")
     pods = [pod for pod in snapshot.pods if pod.metadata.uid not in question.end]
-    added = list(_nodes(snapshot, question.add))
-    changed = ClusterSnapshot.of([*snapshot.nodes, *added], pods, dialects=snapshot.state.dialects)
+    # Made anew, so that a state that changes meanwhile does no harm.
+    own = ClusterSnapshot.of(snapshot.nodes, pods, dialects=snapshot.state.dialects)
+    added = list(_nodes(own, question.add))
+    for node in added:
+        own.state.set_node(node)
+    changed = ClusterSnapshot.of([*own.nodes, *added], own.pods, state=own.state)
     scheduled = schedule_queue(changed, options, now)
     starts = [entry.pending.name for entry in scheduled.entries if entry.placements]
     waits = [(entry.pending.name, entry.why) for entry in scheduled.entries if not entry.placements]

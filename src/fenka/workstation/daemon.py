@@ -190,7 +190,9 @@ class Daemon:
 
     async def _health_loop(self) -> None:
         """Check cards and jobs, so that a card that comes back is leased without a request."""
-        self._update_metrics()
+        if self._metrics is not None:
+            with contextlib.suppress(NoDriver, NodeError, OSError):
+                self._update_metrics(self._controller.observe_cards())
         while True:
             await asyncio.sleep(HEALTH_PERIOD_S)
             with contextlib.suppress(OSError):
@@ -202,17 +204,17 @@ class Daemon:
                 readings = self._controller.observe_cards()
                 await self._cards.check_violations(self.broker.placed())
             await self._recorder.sample(readings)
-            self._update_metrics()
+            self._update_metrics(readings)
 
     def _on_change(self) -> None:
         self._feed.on_change()
         self._recorder.on_change()
 
-    def _update_metrics(self) -> None:
-        if self._metrics is None:
+    def _update_metrics(self, readings: Mapping[str, Reading]) -> None:
+        """readings: empty if the driver did not answer; then the last figures stay."""
+        if self._metrics is None or not readings:
             return
-        with contextlib.suppress(NoDriver, NodeError, OSError):
-            readings = self._controller.observe_cards()
+        with contextlib.suppress(NoDriver):
             sample = replace(self._cards.sample(readings), activity=self._activity.observe())
             self._metrics.update(sample, self._cards.violations)
 

@@ -31,7 +31,7 @@ class ClusterPages(PageServer):
         files: Mapping[str, File],
         prometheus: Prometheus | None = None,
     ) -> None:
-        super().__init__(shown, files, acts=False)
+        super().__init__(shown, files)
         self._live, self._prometheus = shown, prometheus
 
     def frames(self, request: web.Request) -> AsyncGenerator[bytes]:

@@ -11,7 +11,7 @@ from aiohttp import web
 from fenka.core.errors import FenkaError
 from fenka.core.request import ComputeMode
 from fenka.dashboard import live
-from fenka.dashboard.guard import AnswerRefused
+from fenka.dashboard.guard import AnswerRefused, Handler
 from fenka.dashboard.live import Live
 from fenka.dashboard.page_server import NOT_YET, File, PageServer, body, json, left, number
 from fenka.local import board_details, board_history
@@ -47,8 +47,8 @@ class MachinePages(PageServer):
     def __init__(
         self, runtime: Runtime, shown: Live, files: Mapping[str, File], *, acts: bool
     ) -> None:
-        super().__init__(shown, files, acts=acts)
-        self._runtime, self._live = runtime, shown
+        super().__init__(shown, files)
+        self._runtime, self._live, self._acts = runtime, shown, acts
 
     async def program(self, request: web.Request) -> web.Response:
         """Return one program in full."""
@@ -113,6 +113,10 @@ class MachinePages(PageServer):
         return json(answered.answer)
 
     # ---- changing ----
+
+    def changes(self) -> Mapping[str, Handler]:
+        """Return what stops and resizes programs, unless nothing may be changed."""
+        return {"stop/{id}": self.stop, "resize/{id}": self.resize} if self._acts else {}
 
     async def stop(self, request: web.Request) -> web.Response:
         """End a program."""

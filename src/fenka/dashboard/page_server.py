@@ -21,13 +21,12 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
-from fenka.dashboard.guard import MAX_BODY_BYTES, AnswerRefused, Guard, add_headers
+from fenka.dashboard.guard import MAX_BODY_BYTES, AnswerRefused, Guard, Handler, add_headers
 from fenka.dashboard.stream import Fanout
 from fenka.server.listener import LISTENER
 
 T = TypeVar("T")
 
-NO_CHANGES = "this page changes nothing"
 NOT_YET = "nothing is known yet: try again in a moment"
 
 DEADLINE_S = 3.0
@@ -101,11 +100,10 @@ class PageServer(ABC):
     Attributes:
         source: what is shown.
         files: of the page.
-        acts: whether it has routes that change something.
     """
 
-    def __init__(self, source: Source, files: Mapping[str, File], *, acts: bool) -> None:
-        self.source, self._files, self._acts = source, files, acts
+    def __init__(self, source: Source, files: Mapping[str, File]) -> None:
+        self.source, self._files = source, files
         self._streams = 0
 
     def app(self, guard: Guard, prefix: str = "/") -> web.Application:
@@ -123,9 +121,7 @@ class PageServer(ABC):
             "logs/{id}": self.logs,
         }
         app.add_routes([web.get(f"{prefix}api/{path}", verb) for path, verb in read.items()])
-        asked = {"what-if": self.what_if}
-        if self._acts:
-            asked |= {"stop/{id}": self.stop, "resize/{id}": self.resize}
+        asked = {"what-if": self.what_if, **self.changes()}
         app.add_routes([web.post(f"{prefix}api/{path}", verb) for path, verb in asked.items()])
         app.router.add_get(f"{prefix}{{path:.*}}", self.file)
         if prefix != "/":
@@ -178,17 +174,11 @@ class PageServer(ABC):
     async def what_if(self, request: web.Request) -> web.Response:
         """Return which requests would start."""
 
-    # ---- changing ----
-
-    async def stop(self, request: web.Request) -> web.Response:  # noqa: ARG002
-        """End a program."""
-        raise AnswerRefused(405, NO_CHANGES)
-
-    async def resize(self, request: web.Request) -> web.Response:  # noqa: ARG002
-        """Change the limits of a program."""
-        raise AnswerRefused(405, NO_CHANGES)
-
     # ---- for all of them ----
+
+    def changes(self) -> Mapping[str, Handler]:
+        """Return what answers requests that change something, by path; nothing where the page only reads."""
+        return {}
 
     def frames(self, request: web.Request) -> AsyncGenerator[bytes]:  # noqa: ARG002
         """Return the messages for one viewer."""

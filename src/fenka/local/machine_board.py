@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from fenka.core.units import card_units, units_to_mib
 from fenka.views import board
-from fenka.views.board_sums import IDLE_AFTER_S, MAX_WAITING, idle_for, people, total, without_token
-from fenka.views.workloads import ServiceVersion, Workload, workload_row
+from fenka.views.board_sums import IDLE_AFTER_S, MAX_WAITING, idle_for, people, total, workload_line
+from fenka.views.workloads import Workload
 from fenka.workstation.protocol import CardView, JobView, MachineSnapshot
 
 
@@ -70,7 +70,14 @@ def world(
         programs_total=len(programs),
         waiting=[_waiting(job, viewer) for job in pending[:MAX_WAITING]],
         waiting_total=len(pending),
-        workloads=[_workload(workload, around, own) for workload in around.workloads],
+        workloads=[
+            workload_line(
+                workload,
+                [own[pod] for pod in _pods(workload) if pod in own],
+                around.loss.get(workload.name),
+            )
+            for workload in around.workloads
+        ],
         people=people(programs, [(job.user, job.requested_at) for job in pending]),
         free_mib=sum(open_mib.values()),
         largest_mib=max(at_once, default=0),
@@ -199,27 +206,6 @@ def _waiting(job: JobView, viewer: Viewer) -> board.WaitingLine:
         why=job.reason,
         helps=job.helps,
         own=viewer.owns(job),
-    )
-
-
-def _workload(
-    workload: Workload, around: Surroundings, own: Mapping[str, str]
-) -> board.WorkloadLine:
-    row = workload_row(workload)
-    service = workload if isinstance(workload, ServiceVersion) else None
-    return board.WorkloadLine(
-        name=row.name,
-        user=row.user,
-        kind=row.kind,
-        state=row.state,
-        created=row.created,
-        version=row.version,
-        address=without_token(row.address),
-        why=row.why,
-        ready=service.available if service else None,
-        desired=service.desired if service else None,
-        loss=around.loss.get(row.name, []),
-        programs=[own[pod] for pod in _pods(workload) if pod in own],
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from fenka.views import board
+from fenka.views.workloads import ServiceVersion, Workload, workload_row
 
 MAX_WAITING = 200
 """Requests that `World.waiting` lists; `waiting_total` counts all."""
@@ -66,6 +67,28 @@ def people(
         for user in {*held, *waits}
     ]
     return sorted(lines, key=lambda line: (-line.held_mib, line.user))
+
+
+def workload_line(
+    workload: Workload, programs: list[str], loss: list[tuple[int, float]] | None = None
+) -> board.WorkloadLine:
+    """Return a training, a notebook or a version of a service. programs: ids of those that are its own."""
+    row = workload_row(workload)
+    service = workload if isinstance(workload, ServiceVersion) else None
+    return board.WorkloadLine(
+        name=row.name,
+        user=row.user,
+        kind=row.kind,
+        state=row.state,
+        created=row.created,
+        version=row.version,
+        address=without_token(row.address),
+        why=row.why,
+        ready=service.available if service else None,
+        desired=service.desired if service else None,
+        loss=loss or [],
+        programs=programs,
+    )
 
 
 def without_token(url: str) -> str:

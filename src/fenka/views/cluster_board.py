@@ -17,12 +17,12 @@ from fenka.views.board_sums import (
     idle_for,
     people,
     total,
-    without_token,
+    workload_line,
 )
 from fenka.views.mig_rows import usable_units
 from fenka.views.node_figures import CardFigures, NodeFigures, SliceFigures
 from fenka.views.node_summaries import NodeSummary
-from fenka.views.workloads import QueueRow, ServiceVersion, Workload, workload_row
+from fenka.views.workloads import QueueRow, Workload, workload_row
 
 MAX_CARDS = 64
 """Cards that are drawn one by one; more are a Fleet."""
@@ -94,7 +94,10 @@ def world(view: ClusterView, now: float) -> board.World:
         programs_total=len(programs),
         waiting=[_waiting(row) for row in view.queue[:MAX_WAITING]],
         waiting_total=len(view.queue),
-        workloads=[_workload(workload) for workload in view.workloads],
+        workloads=[
+            workload_line(workload, [pod.pod for pod in workload.instances if pod.pod])
+            for workload in view.workloads
+        ],
         people=people(programs, [(row.namespace, row.since) for row in view.queue]),
         nodes=[_node(view, summary) for summary in view.summaries],
         free_mib=sum(free),
@@ -343,22 +346,4 @@ def _node(view: ClusterView, summary: NodeSummary) -> board.NodeLine:
         note=view.notes.get(summary.name, ""),
         price=view.prices.get(summary.name),
         seen_at=view.seen_at.get(summary.name),
-    )
-
-
-def _workload(workload: Workload) -> board.WorkloadLine:
-    row = workload_row(workload)
-    service = workload if isinstance(workload, ServiceVersion) else None
-    return board.WorkloadLine(
-        name=row.name,
-        user=row.user,
-        kind=row.kind,
-        state=row.state,
-        created=row.created,
-        version=row.version,
-        address=without_token(row.address),
-        why=row.why,
-        ready=service.available if service else None,
-        desired=service.desired if service else None,
-        programs=[instance.pod for instance in workload.instances if instance.pod],
     )

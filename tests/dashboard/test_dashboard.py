@@ -307,6 +307,10 @@ def test_bad_input_gets_one_sentence(station: Workstation) -> None:
         r"there is nothing to show: no fenka daemon answers at .*: start one with `fenka daemon`",
     )
     station.start("--simulate", "T4")
+    file = station.root / "dashboard"
+    os.mkfifo(file)
+    refused(station.fenka("dashboard"), 2, rf"{file} is no file: remove it")
+    file.unlink()
     port = free_port()
     with dashboard(station, "--port", str(port)) as page:
         assert page.parts.port == port

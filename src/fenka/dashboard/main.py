@@ -7,6 +7,7 @@ import ipaddress
 import os
 import secrets
 import socket
+import stat
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -185,12 +186,17 @@ async def _serve(
 
 @contextlib.contextmanager
 def _claim() -> Iterator[int | None]:
-    """Lock this user's file for the time that a dashboard runs; None if another one has it."""
+    """Lock this user's file for the time that a dashboard runs; None if another one has it.
+
+    Raises CannotServe, OSError.
+    """
     path = paths.dashboard_file()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     paths.check_parents(path)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise CannotServe(f"{path} is no file: remove it")
         os.fchmod(file, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,14 +18,12 @@ from pathlib import Path
 from deploy.release import image, packaged_chart, wheels
 from deploy.release.recipe import Release
 from e2e.image_files import archive, hash_of, run_checked
-from e2e.programs import COMPLETE, cache
+from e2e.programs import COMPLETE, cache, keep_latest
 from e2e.supervisor import REPOSITORY
 from tests.skew.last_release import last_release_tree
 
 FENKA = "localhost/fenka:e2e"
 LAST_FENKA = "localhost/fenka:last"
-KEPT = 12
-"""The number of folders kept of each kind: each change of the sources adds one. Checkouts share them."""
 BUILT = frozenset({"__pycache__", "_native", "_web", "build", "node_modules"})
 LOCKED = (REPOSITORY / "pyproject.toml", REPOSITORY / "uv.lock")
 RECIPE = (
@@ -88,9 +86,7 @@ def build_folder(folder: Path, make: Callable[[Path], None]) -> Path:
         print(f"made {folder.name} in {time.monotonic() - began:.1f} s", flush=True)
     os.utime(folder)
     kind = folder.name.rpartition("-")[0]
-    made = sorted(cache().glob(f"{kind}-*"), key=lambda path: path.stat().st_mtime)
-    for old in made[:-KEPT]:
-        shutil.rmtree(old)
+    keep_latest(cache().glob(f"{kind}-*"))
     return folder
 
 

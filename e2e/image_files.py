@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from e2e.machine import HANGS_AFTER_S, ClusterError, tail
-from e2e.programs import cache
+from e2e.programs import cache, keep_latest
 
 BASE = "localhost/fenka-base"
 SUITE = "bookworm"
@@ -38,7 +38,7 @@ CA_CERTIFICATES = Path("etc/ssl/certs/ca-certificates.crt")
 def archive(name: str, key: str, make: Callable[[Path], None], keep: int = 2) -> Path:
     """Return the archive of an image in the cache; `make` writes it to a path if it is missing.
 
-    Only the latest `keep` archives of this name are kept: each change of the sources adds one.
+    Only the latest `keep` archives of this name are kept.
     """
     folder = cache() / "images"
     cached = folder / f"{name}-{key}.tar"
@@ -51,16 +51,9 @@ def archive(name: str, key: str, make: Callable[[Path], None], keep: int = 2) ->
     partial.unlink(missing_ok=True)
     make(partial)
     partial.rename(cached)
-    remove_old_archives(folder, name, keep)
+    keep_latest(folder.glob(f"{name}-*.tar"), keep)
     print(f"made {cached.name} in {time.monotonic() - began:.1f} s", flush=True)
     return cached
-
-
-def remove_old_archives(folder: Path, name: str, keep: int) -> None:
-    """Remove all but the latest archives of an image."""
-    made = sorted(folder.glob(f"{name}-*.tar"), key=lambda path: path.stat().st_mtime)
-    for old in made[:-keep]:
-        old.unlink()
 
 
 def hash_of(*parts: bytes | str | Path) -> str:
@@ -155,6 +148,8 @@ def build_image(
             str(context),
         )
         buildah("push", "--quiet", name, f"docker-archive:{target}:{name}")
+        # The layers of earlier builds, which no image has any more: a gigabyte for each change.
+        buildah("rmi", "--prune")
 
 
 def base_key() -> str:

@@ -25,6 +25,7 @@ from e2e.programs import (
     chosen_containerd,
     directories,
     exclusive_lock,
+    keep_latest,
 )
 from e2e.programs import CONTOUR as CONTOUR_MODULE
 from e2e.programs import KEDA as KEDA_MODULE
@@ -118,8 +119,7 @@ def image_store() -> Path:
         alone = ["unshare", "--mount", "sh", "-euc", script, "sh", programs, str(store)]
         run_checked([*alone, *map(str, missing)], timeout=1800)
         (store / COMPLETE).write_text("\n".join([version, *(each.name for each in archives)]))
-        for old in earlier[:-1]:
-            shutil.rmtree(old)
+        keep_latest(cache().glob("store-*"), keep=2)
     print(f"unpacked {len(missing)} images in {time.monotonic() - began:.1f} s", flush=True)
     return store
 

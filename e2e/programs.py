@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -269,6 +269,19 @@ def exclusive_lock(lock: Path) -> Iterator[None]:
         yield
 
 
+def keep_latest(entries: Iterable[Path], keep: int = 3) -> None:
+    """Remove all but the entries of the cache that were used last: each change of the sources adds one.
+
+    Checkouts share the cache, so each of them must find its own entry for a while.
+    """
+    used = sorted(entries, key=lambda path: path.stat().st_mtime)
+    for old in used[:-keep]:
+        if old.is_dir():
+            shutil.rmtree(old)
+        else:
+            old.unlink()
+
+
 def missing() -> list[Module]:
     """Return the modules that are not built yet."""
     return [module for module in chosen() if not (module.directory() / COMPLETE).exists()]
@@ -287,6 +300,7 @@ def build(module: Module) -> None:
     target = module.directory()
     with exclusive_lock(module.lock()):
         if (target / COMPLETE).exists():
+            os.utime(target)
             return
         shutil.rmtree(target, ignore_errors=True)
         (target / "bin").mkdir(parents=True)
@@ -295,6 +309,8 @@ def build(module: Module) -> None:
         for name in module.links:
             (target / "bin" / name).symlink_to("kubernetes")
         (target / COMPLETE).touch()
+        kind = target.name.rpartition("-")[0]
+        keep_latest(path for path in cache().glob(f"{kind}-*") if path.is_dir())
 
 
 def compile_package(module: Module, package: str, target: Path) -> None:

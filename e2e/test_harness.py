@@ -19,7 +19,7 @@ from e2e.artifacts import FENKA
 from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX, WORKLOAD
 from e2e.machine import Machine
-from e2e.programs import MODULES, BuildError, chosen, kubernetes
+from e2e.programs import MODULES, BuildError, chosen, keep_latest, kubernetes
 from e2e.supervisor import CGROUPS, REPOSITORY, MachineFiles, Process, hierarchies
 
 CALL_API = """
@@ -397,3 +397,13 @@ def test_unknown_version_is_refused_with_those_that_there_are(
     monkeypatch.setenv("FENKA_E2E_KUBERNETES", "1.37")
     monkeypatch.setenv("FENKA_E2E_HELM", "4")
     assert chosen() == MODULES
+
+
+def test_cache_keeps_what_was_used_last(tmp_path: Path) -> None:
+    """Files and folders; what was made first stays if it was used again."""
+    for used, name in enumerate(("b", "c", "a", "d")):
+        entry = tmp_path / name
+        entry.mkdir() if used % 2 else entry.touch()
+        os.utime(entry, (used, used))
+    keep_latest(tmp_path.iterdir(), keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "d"]

@@ -9,6 +9,7 @@ import pytest
 
 from e2e.artifacts import CHART, FENKA, LAST_FENKA, last_release_image
 from e2e.cluster import Cluster, wait_until
+from e2e.programs import HELM_3, chosen_helm
 from e2e.scenarios.conftest import VALUES, extender_is_ready, install, uninstall
 from e2e.scenarios.containers import PRINT_VISIBLE_MIB, wait_for_no_leases
 from e2e.scenarios.installation import (
@@ -38,6 +39,8 @@ DEPLOYMENTS: dict[str, tuple[int, dict[str, int], dict[str, str]]] = {
     "large": (5, {MEMORY: 4}, {}),
     "pair": (1, {MEMORY: 8}, {"aliyun.com/gpu-count": "2"}),
 }
+SERVING = ("--wait" if chosen_helm() is HELM_3 else "--wait=legacy", "--timeout=180s")
+"""Simulated cards stay until their pods are deleted, for which helm 4's own way of waiting has no end."""
 PODS = sum(replicas for replicas, _, _ in DEPLOYMENTS.values())
 
 
@@ -125,8 +128,7 @@ def deploy(cluster: Cluster, chart: Path, values: Path) -> None:
     """Install or upgrade to a chart, and wait until its programs serve."""
     chart_words = (str(chart), "-n", RELEASE, "--create-namespace", "-f", str(values))
     # `kubectl set image` has made itself a manager of the field.
-    options = ("--force-conflicts", "--wait", "--timeout=180s")
-    cluster.helm("upgrade", "--install", RELEASE, *chart_words, *options)
+    cluster.helm("upgrade", "--install", RELEASE, *chart_words, "--force-conflicts", *SERVING)
     wait_until("the extender", lambda: extender_is_ready(cluster))
 
 
@@ -178,7 +180,7 @@ def test_nothing_is_restarted_or_lost_when_a_cluster_is_upgraded_and_rolled_back
     values.write_text(VALUES)
     deploy(cluster, CHART, values)
     check(old, before, held)
-    cluster.helm("rollback", RELEASE, "1", "-n", RELEASE, "--wait", "--timeout=180s")
+    cluster.helm("rollback", RELEASE, "1", "-n", RELEASE, *SERVING)
     wait_until("the extender", lambda: extender_is_ready(cluster))
     check(old, before, held)
     deploy(cluster, CHART, values)

@@ -33,7 +33,7 @@ from e2e.machine import (
     wait_until,
 )
 from e2e.pki import Authority
-from e2e.programs import OWN, BuildError, directories, exclusive_lock
+from e2e.programs import OWN, BuildError, directories, exclusive_lock, minor
 from e2e.supervisor import REPOSITORY, hierarchies
 
 # The name contains a hash of this checkout's path, so that several checkouts can run clusters side by side.
@@ -468,10 +468,11 @@ class Cluster(Administrator):
         wait_until("the scheduler", ready, log=self.control_plane.log("kube-scheduler"))
 
 
-SCHEDULER_READY = """\
+_READY = "readyz" if minor() >= 31 else "healthz"
+SCHEDULER_READY = f"""\
 import ssl, urllib.request
 context = ssl._create_unverified_context()
-print(urllib.request.urlopen("https://127.0.0.1:10259/readyz", context=context).read().decode())
+print(urllib.request.urlopen("https://127.0.0.1:10259/{_READY}", context=context).read().decode())
 """
 
 

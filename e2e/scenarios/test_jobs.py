@@ -53,6 +53,7 @@ def rows(jobs: Jobs, name: str) -> list[list[str]]:
 
 
 @pytest.mark.versions
+@pytest.mark.since("1.33", "an API server that rejects a rule in the chart's JobSet")
 def test_training_of_two_cards_runs_the_submitted_commit_when_cards_are_free(
     jobs: Jobs, whole_cards: list[str]
 ) -> None:

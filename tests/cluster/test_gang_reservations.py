@@ -89,6 +89,17 @@ def test_members_are_tried_again_when_they_were_told_of_fewer_pods() -> None:
     assert outdated() == ["g-0"]
 
 
+def test_member_is_tried_again_when_the_api_server_shows_it_after_kube_scheduler_asked() -> None:
+    """kube-scheduler's watch may be ahead of fenka's."""
+    cluster = on_t4("a")
+    early = a_pod("g-0", 7, uid="g-0", labels=gang_labels("g", 2))
+    assert cluster.why(early) == "the API server has not shown fenka this pod of a gang yet"
+    assert cluster.gangs.wrongly_informed(9) == []
+    cluster.gang("g", 2, 7, present=1)
+    assert cluster.gangs.wrongly_informed(9) == [early]
+    assert cluster.gangs.wrongly_informed(9) == []
+
+
 def test_member_is_not_tried_again_when_it_has_got_a_node() -> None:
     """It was told that its gang was incomplete, and then placed with it."""
     cluster = on_t4("a", "b")

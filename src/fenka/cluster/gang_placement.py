@@ -305,6 +305,12 @@ class GangScheduler:
         others = [member for member in unplaced if member.metadata.uid != uid][: status.missing - 1]
         return self._reserve(gang, [pod, *others], nodes, reserved)
 
+    def unknown(self, pod: Pod) -> GangPending:
+        """Return the answer for a member that kube-scheduler knows before fenka does."""
+        answer = GangPending("the API server has not shown fenka this pod of a gang yet")
+        self._told[pod.metadata.uid] = answer.sentence
+        return answer
+
     def wrongly_informed(self, limit: int) -> list[Pod]:
         """Return up to this number of members that kube-scheduler is to try again, each once.
 

@@ -216,11 +216,10 @@ class Extender:
         return results
 
     def _filter_unknown(self, pod: Pod, nodes: Sequence[str]) -> FilterResult:
-        """Evaluate a pod that the informer has not brought, as the caller describes it. Changes nothing."""
+        """Evaluate a pod that the informer has not brought, as the caller describes it. Nothing is reserved."""
         if group_name(pod) is None:
             return self._evaluator.filter(pod, nodes, self._queue.constraints(pod))
-        reason = "the API server has not shown fenka this pod of a gang yet"
-        return FilterResult(failed=dict.fromkeys(nodes, reason))
+        return FilterResult(failed=dict.fromkeys(nodes, self._gangs.unknown(pod).sentence))
 
     def _filter_member(self, pod: Pod, nodes: Sequence[str]) -> FilterResult | None:
         """Return the answer for a member of a gang; None if it is placed like a single pod."""

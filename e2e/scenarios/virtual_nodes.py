@@ -129,7 +129,8 @@ class VirtualNodes:
 
     def create(self, *pods: Json) -> None:
         """Create pods in one call, as a user who may write records and set nodeName."""
-        text = "\n---\n".join(json.dumps(pod) for pod in pods)
+        # kubectl 1.30 takes a text that begins with a brace for one JSON document.
+        text = "".join(f"---\n{json.dumps(pod)}\n" for pod in pods)
         former = ("--as=former-plugin", "--as-group=system:masters")
         self.cluster.kubectl(*former, "create", "-f", "-", stdin=text)
 

@@ -33,7 +33,15 @@ from e2e.machine import (
     wait_until,
 )
 from e2e.pki import Authority
-from e2e.programs import OWN, BuildError, directories, exclusive_lock, minor
+from e2e.programs import (
+    CNI,
+    OWN,
+    BuildError,
+    chosen_containerd,
+    directories,
+    exclusive_lock,
+    minor,
+)
 from e2e.supervisor import REPOSITORY, hierarchies
 
 # The name contains a hash of this checkout's path, so that several checkouts can run clusters side by side.
@@ -116,7 +124,7 @@ class Node(Machine):
     def start_containerd(self) -> None:
         """Start containerd and wait until it answers."""
         cni, runc = (
-            OWN.directory() / "bin",
+            (OWN if chosen_containerd() is OWN else CNI).directory() / "bin",
             shutil.which("runc", path="/usr/sbin:/usr/bin:/sbin:/bin"),
         )
         settings = self.files.folder / "containerd.toml"

@@ -158,6 +158,9 @@ CONTAINERD = Module(
 )
 """containerd 1.7, which FENKA_E2E_CONTAINERD=1.7 chooses instead of the cluster's."""
 
+CNI = Module("cni", ("tool",), ())
+"""The CNI plugins of containerd 1.7, which needs one more than containerd 2."""
+
 HELM = MODULES[1]
 """The helm of the tests."""
 
@@ -203,7 +206,9 @@ def _named(variable: str, modules: Mapping[str, Module]) -> Module:
 
 def chosen() -> tuple[Module, ...]:
     """Return the modules that a run needs. What an earlier one has is found first."""
-    return tuple(dict.fromkeys((chosen_kubernetes(), chosen_containerd(), chosen_helm(), *MODULES)))
+    runtime = chosen_containerd()
+    network = () if runtime is OWN else (CNI,)
+    return tuple(dict.fromkeys((chosen_kubernetes(), runtime, *network, chosen_helm(), *MODULES)))
 
 
 KWOK = Module("kwok", ("tool", "./extender", "./post", "./stages"), ())

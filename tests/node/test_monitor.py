@@ -1,6 +1,7 @@
 """What follows from a sample: events, an eviction, an unhealthy card; and XIDs as the driver reports them."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any, cast
@@ -21,7 +22,7 @@ from fenka.node.monitor.metrics import Exporter
 from fenka.node.monitor.monitor import HealthMonitor, Monitor, ViolationPolicy
 from fenka.node.monitor.usage import NodeUsage, SliceUsage, UnmanagedProcess, Usage
 from tests.node.harness import NodeHarness, card, node_harness
-from tests.waiting import until
+from tests.waiting import until, wait_until
 
 
 class FakeUsage:
@@ -194,15 +195,19 @@ def test_xid_listener_ends_when_the_driver_was_opened_again(tmp_path: Path) -> N
     simulated.start()
     try:
         hardware = Hardware(lambda: Driver.open(simulated.library_dir))
-        with XidListener(hardware) as former:
-            simulated.stop()
-            simulated.start()
-            (uuid,) = hardware.readings()
-            with pytest.raises(DriverLost, match="opened again"):
-                former.wait(0)
-        with hardware.driver, XidListener(hardware) as xids:
-            simulated.raise_xid(0, 31)
-            assert xids.wait(5000) == Xid(uuid, 31)
+        first = hardware.driver
+        with contextlib.closing(hardware):
+            with XidListener(hardware) as former:
+                simulated.stop()
+                simulated.start()
+                # The driver asks for its server every 10 ms, and this one may have been gone for less.
+                wait_until(lambda: hardware.readings() and hardware.driver is not first)
+                with pytest.raises(DriverLost, match="opened again"):
+                    former.wait(0)
+            with XidListener(hardware) as xids:
+                simulated.raise_xid(0, 31)
+                (uuid,) = hardware.readings()
+                assert xids.wait(5000) == Xid(uuid, 31)
     finally:
         simulated.stop()
 

@@ -168,7 +168,7 @@ def peak_mib(port: int) -> int:
     return asyncio.run(_peak_mib(port))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_programs_stay_within_the_charts_limits_when_pods_are_large(port: int) -> None:
     """At start, when all are listed, and when each of them changes."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:

@@ -48,7 +48,7 @@ def replace_daemon(station: Workstation, interpreter: str) -> None:
     assert station.daemon_pid() != before
 
 
-@pytest.mark.timeout(600)  # The last release is built first.
+@pytest.mark.timeout(1800)  # The last release is built first.
 def test_programs_go_on_when_a_workstation_is_upgraded_and_rolled_back(
     station: Workstation, old: Path
 ) -> None:

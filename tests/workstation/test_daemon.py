@@ -342,12 +342,13 @@ def test_ps_shows_used_memory(t4: Workstation) -> None:
 
 
 def test_no_files_are_left_when_the_daemon_was_stopped(station: Workstation) -> None:
-    """After --stop no process, socket or state file is left."""
+    """After --stop no process, socket or state file is left, but the history."""
     station.start("--simulate", "T4")
     node = station.root / "simulated"
     assert station.ok("daemon", "--stop") == "the fenka daemon has ended\n"
     left = {path.name for path in station.root.iterdir()}
-    assert left <= {"daemon.lock", "daemon.log", "leases", "jobs"}
+    history = f"history-{os.uname().nodename}.db"
+    assert left <= {"daemon.lock", "daemon.log", "leases", "jobs", history}
     assert not node.exists()
 
 

@@ -319,18 +319,17 @@ def _serve(
 
     try:
         ended = main.run(runtime, config, ready, ending, keep_waiting)
-    except NoDriver as why:
-        if not lifetime.environment():
-            raise
-        # Its unit has started, if only to say this: the machine's boot has not failed.
-        lifetime.notify(f"READY=1\nSTATUS={why}")
-        raise UserError(str(why), EXIT_NO_DRIVER) from None
-    except AlreadyRunning as why:
-        raise UserError(str(why), client.EXIT_ALREADY_RUNNING if background_child else 1) from None
-    except Exception:
-        # Ctrl-C may have ended a program that the start needs.
+    except Exception as why:
+        # Ctrl-C may have ended a program that the start needs, such as the simulated card server.
         if signal.SIGINT in ending.signals:
             raise KeyboardInterrupt from None
+        if isinstance(why, NoDriver) and lifetime.environment():
+            # Its unit has started, if only to say this: the machine's boot has not failed.
+            lifetime.notify(f"READY=1\nSTATUS={why}")
+            raise UserError(str(why), EXIT_NO_DRIVER) from None
+        if isinstance(why, AlreadyRunning):
+            code = client.EXIT_ALREADY_RUNNING if background_child else 1
+            raise UserError(str(why), code) from None
         raise
     if ended.moved is not None and not ending.signals:
         environment = {

@@ -216,7 +216,7 @@ class Extender:
         return results
 
     def _filter_unknown(self, pod: Pod, nodes: Sequence[str]) -> FilterResult:
-        """Evaluate a pod that the informer has not brought, as the caller describes it. Nothing is reserved."""
+        """Evaluate a pod that the informer has not brought, as the caller describes it; reserve nothing."""
         if group_name(pod) is None:
             return self._evaluator.filter(pod, nodes, self._queue.constraints(pod))
         return FilterResult(failed=dict.fromkeys(nodes, self._gangs.unknown(pod).sentence))

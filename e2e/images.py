@@ -101,24 +101,28 @@ def image_store() -> Path:
             os.utime(store)
             return store
         began = time.monotonic()
-        shutil.rmtree(store, ignore_errors=True)
+        # It gets its name when it is complete: a copy that was interrupted looks like a whole one.
+        partial = cache() / "partial-store"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         # The latest store already has most of the images.
         earlier = sorted(cache().glob("store-*"), key=lambda path: path.stat().st_mtime)
         unpacked: list[str] = []
         if earlier and (earlier[-1] / COMPLETE).exists():
             made_by, *names = (earlier[-1] / COMPLETE).read_text().split()
             if made_by == version:
-                copy_store(earlier[-1], store)
-                (store / COMPLETE).unlink()
+                copy_store(earlier[-1], partial)
+                (partial / COMPLETE).unlink()
                 unpacked = names
-        store.mkdir(parents=True, exist_ok=True)
         missing = [each for each in archives if each.name not in unpacked]
         # A separate mount namespace: containerd mounts what it unpacks.
         script = UNPACK if module is OWN else UNPACK.replace(*CONFIGURATION_VERSIONS)
         programs = str(module.directory() / "bin")
-        alone = ["unshare", "--mount", "sh", "-euc", script, "sh", programs, str(store)]
+        alone = ["unshare", "--mount", "sh", "-euc", script, "sh", programs, str(partial)]
         run_checked([*alone, *map(str, missing)], timeout=1800)
-        (store / COMPLETE).write_text("\n".join([version, *(each.name for each in archives)]))
+        (partial / COMPLETE).write_text("\n".join([version, *(each.name for each in archives)]))
+        shutil.rmtree(store, ignore_errors=True)
+        partial.rename(store)
         keep_latest(cache().glob("store-*"), keep=2)
     print(f"unpacked {len(missing)} images in {time.monotonic() - began:.1f} s", flush=True)
     return store

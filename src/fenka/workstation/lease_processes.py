@@ -68,7 +68,7 @@ class Scanner:
         self._own_mounts = procfs.namespace_inode("self", "mnt")
         own = procfs.namespace_inode("self", "user")
         known = {job.user_namespace: job.id for job in jobs if job.user_namespace not in (0, own)}
-        self._ancestry = procfs.UserNamespaceAncestry(known)
+        self._ancestry = procfs.NamespaceAncestry("user", known)
         self._leases_by_mount = {
             lease_source(leases, job.id): job.id for job in jobs if job.user_namespace == own
         }
@@ -224,7 +224,7 @@ class LeaseProcesses:
 
     def record_entry(self, job: Job) -> None:
         """Record the namespace of a job whose process has entered its lease. Raises NotInLease, OSError."""
-        pin = procfs.open_user_namespace(job.pid)
+        pin = procfs.open_namespace(job.pid, "user")
         inode = os.fstat(pin).st_ino
         if not self._entered(job, inode):
             os.close(pin)
@@ -242,7 +242,7 @@ class LeaseProcesses:
             # Root may have created no user namespace. No other user could have mounted anything then.
             return job.uid == 0 and self._has_mounted(job.pid, job.id)
         others = {other.user_namespace: other.id for other in self._jobs() if other is not job}
-        return procfs.UserNamespaceAncestry(others).name(job.pid) is None
+        return procfs.NamespaceAncestry("user", others).name(job.pid) is None
 
     def recover(self, jobs: Sequence[Job]) -> ProcessScan:
         """Scan for jobs that an earlier daemon recorded. Raises OSError.
@@ -257,7 +257,7 @@ class LeaseProcesses:
                 job.user_namespace = 0
                 del holders[job.id]
             elif job.user_namespace and pids:
-                self._pin(job.id, procfs.open_user_namespace(pids[0]))
+                self._pin(job.id, procfs.open_namespace(pids[0], "user"))
         return ProcessScan(holders, scan.unreadable, scan.complete)
 
     def forget(self, lease: str) -> None:

@@ -297,7 +297,7 @@ async def test_scan_is_incomplete_when_no_descriptor_is_left(
 ) -> None:
     """No lease is released by such a scan."""
 
-    def no_descriptor_left(_: object) -> None:
+    def no_descriptor_left(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(procfs, "open_namespace", no_descriptor_left)

@@ -465,6 +465,10 @@ class Broker:
         """Return the jobs that hold slices."""
         return [job for job in self.jobs.values() if job.placement]
 
+    def leased(self) -> list[Job]:
+        """Return the jobs that have a lease. A container has one before its slice is granted."""
+        return [job for job in self.jobs.values() if job.placement or job.in_container]
+
     def held_devices(self) -> set[str]:
         """Return the UUIDs of the cards and instances that jobs hold slices of."""
         return {piece.uuid for job in self.placed() for piece in job.slices}
@@ -582,10 +586,10 @@ class Broker:
         self.usage_history.start(job.id, str(job.account), cards, job.requested_at, since, now)
 
     def _cancel(self, jobs: Sequence[Job], now: float) -> list[Effect]:
-        running = [job for job in jobs if job.state == "running"]
+        started = [job for job in jobs if job.started]
         return [
-            *map(Terminate, running),
-            *self._remove([job for job in jobs if job.state != "running"], now),
+            *map(Terminate, started),
+            *self._remove([job for job in jobs if not job.started], now),
         ]
 
     def _remove(self, jobs: Sequence[Job], now: float, *, record: bool = True) -> list[Effect]:
@@ -602,6 +606,7 @@ class Broker:
                 del self._entries[job.queue_id]
             if job.placement is not None:
                 self._release(job, now)
+            if job.placement is not None or job.in_container:
                 effects.append(RemoveLease(job))
         return effects
 

@@ -87,6 +87,9 @@ ADMIN: Groups = {
         Command(
             "daemon", "admin.daemon_command", "Lease this machine's cards. Other commands start it."
         ),
+        Command(
+            "containers", "admin.containers", "Let containers have slices, whatever the engine."
+        ),
         Command("proxy", "admin.proxy:app", "Install and check libraries in front of the driver."),
     ),
     "Cluster": (

@@ -42,6 +42,7 @@ from fenka.mig.manager import InstanceManager, geometries
 from fenka.procfs import boot_id
 from fenka.workstation import files, layouts, presence
 from fenka.workstation.broker import Broker
+from fenka.workstation.containers import cdi_devices
 from fenka.workstation.daemon import Daemon
 from fenka.workstation.files import DaemonConfig
 from fenka.workstation.lifetime import ShutdownSignals, log
@@ -233,7 +234,8 @@ def remove_files(runtime: Runtime) -> None:
         path.unlink(missing_ok=True)
     for node in (runtime.simulated, *runtime.former_nodes()):
         shutil.rmtree(node, ignore_errors=True)
-    if runtime.system:
+    # Containers' devices name these libraries over boots.
+    if runtime.system and not cdi_devices.exist():
         shutil.rmtree(files.SYSTEM_NATIVE, ignore_errors=True)
     sandbox.remove()
 

@@ -41,6 +41,18 @@ Groups = Mapping[str, tuple[Command, ...]]
 COMMANDS: Groups = {
     "Use": (
         Command("run", "run", "Run a program with a slice of a GPU.", passes_arguments=True),
+        Command(
+            "docker",
+            "container_engines",
+            "Start a container of Docker with a slice.",
+            passes_arguments=True,
+        ),
+        Command(
+            "podman",
+            "container_engines",
+            "Start a container of Podman with a slice.",
+            passes_arguments=True,
+        ),
         Command("notebook", "notebook_command", "Start a Jupyter server with a slice of a GPU."),
         Command("submit", "submit:app", "Submit a distributed training."),
         Command("serve", "serve:app", "Serve models, and manage the services."),

@@ -208,6 +208,7 @@ class RequestHandler:
     rehearsals: Rehearsals
     stopped: asyncio.Event
     recorder: MachineRecorder
+    make_ticket: Callable[[int], str]
 
     def has_pending_request(self, client: Client) -> bool:
         """Return whether the client waits for a lease, and may be silent."""
@@ -247,6 +248,8 @@ class RequestHandler:
                 self._check_stop(client, message)
                 client.send(protocol.Done())
                 self.stopped.set()
+            case protocol.CreateTicket():
+                client.send(protocol.Done(self._make_ticket(client)))
             case protocol.GetHistory() | protocol.GetUsage():
                 client.send(await self.recorder.answer(message))
             case _:
@@ -414,6 +417,14 @@ class RequestHandler:
         # Only who may give others' places away may take them.
         self.resizer.resize(job, request, reserved=_owns_daemon(client))
         return job.name
+
+    def _make_ticket(self, client: Client) -> str:
+        if os.geteuid() != 0:
+            raise RequestRefused(
+                "containers get slices from root's daemon only, and this one is "
+                f"{user_name(os.geteuid())}'s: `sudo fenka daemon --background` starts root's"
+            )
+        return self.make_ticket(client.account)
 
     def _check_stop(self, client: Client, request: protocol.StopDaemon) -> None:
         if not _owns_daemon(client):

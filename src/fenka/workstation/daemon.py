@@ -26,6 +26,7 @@ from fenka.workstation.cards import CardObserver, SliceActivity
 from fenka.workstation.connections import Connections, JobResizer, RequestHandler
 from fenka.workstation.containers import cdi_devices, hook_server
 from fenka.workstation.containers.hook_server import HookServer
+from fenka.workstation.containers.tickets import Tickets
 from fenka.workstation.controller import ConnectedClients, Controller
 from fenka.workstation.files import DaemonConfig, History, RunningJobs
 from fenka.workstation.layouts import Layouts
@@ -96,16 +97,18 @@ class Daemon:
         self._feed = SnapshotFeed(self._watched_snapshot)
         self._controller.on_change = self._on_change
         quotas = Admission(admission.raise_descriptor_limit(), frozenset({0, os.geteuid()}))
+        tickets = Tickets(history_file.with_name("tickets.json"))
         self.handler = RequestHandler(
             *(self._controller, broker, quotas, clients, self._terminator),
             JobResizer(self._controller, broker, self._leases),
             *(self._layouts, self._history, self._snapshot, self._feed),
-            *(self._rehearsals, self._stopped, self._recorder),
+            *(self._rehearsals, self._stopped, self._recorder, tickets.make),
         )
         self._metrics = self._open_metrics()
         self._connections = Connections(runtime, quotas, self.handler)
         self._hooks = HookServer(
-            runtime, self._controller, quotas, hook_server.payer(config.charge)
+            *(runtime, self._controller, quotas),
+            hook_server.payer(config.charge, tickets),
         )
         self._presence = Presence(runtime, self.record)
         self.name: socket.socket | None = None

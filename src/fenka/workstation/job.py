@@ -24,7 +24,6 @@ class JobContainer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     Attributes:
         id: The engine's id of the container.
         engine: The command that manages it; empty if that is not known.
-        image: Its image, if the engine tells.
         pid_namespace: Inode of its own PID namespace; 0 if it has none, or its init has ended.
         cgroup: Its own control group below procfs.cgroup_directory; empty if it has none.
         cgroup_inode: The group's. A restarted container has another group with the same path.
@@ -33,7 +32,6 @@ class JobContainer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
     id: str
     engine: str = ""
-    image: str = ""
     pid_namespace: int = 0
     cgroup: str = ""
     cgroup_inode: int = 0

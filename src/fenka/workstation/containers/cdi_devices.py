@@ -20,13 +20,14 @@ from typing import Any
 from fenka.core.units import card_units
 from fenka.hardware.driver_edits import LIBRARY_DIRECTORIES, ContainerEdits, Mount, driver_edits
 from fenka.isolation import proxy_install
-from fenka.isolation.lease_files import write_atomically
+from fenka.isolation.lease_files import read_regular_file, write_atomically
 from fenka.isolation.sandbox import LEASE_ROOT, PRELOAD
 from fenka.workstation.containers.container_request import HOOK
 from fenka.workstation.files import install_system_native
 from fenka.workstation.paths import Runtime
 
 DIRECTORY = Path("/etc/cdi")
+DOCKER_OPTIONS = Path("/etc/docker/daemon.json")
 SLICES, CARDS = "fenka.io/slice", "fenka.io/card"
 
 VERSION = "0.5.0"
@@ -41,6 +42,7 @@ HOOK_TIMEOUT_S = 40
 MAX_UNIT_NAMES = 1024
 """With a unit of 1 MiB, sizes have names by GiB only."""
 
+_MAX_BYTES = 4 << 20
 _GIB_MIB = 1024
 _NO_DRIVER = ContainerEdits({})
 
@@ -84,6 +86,29 @@ def files() -> dict[str, Path]:
 def exist() -> bool:
     """Return whether containers are served."""
     return files()[SLICES].exists()
+
+
+def problem() -> str:
+    """Return why containers get no slice although the files exist; empty if none is known."""
+    if not exist():
+        return ""
+    again = "`sudo fenka containers on` writes it again"
+    path = files()[SLICES]
+    try:
+        devices = json.loads(read_regular_file(path, _MAX_BYTES))["devices"]
+        hook = Path(devices[0]["containerEdits"]["hooks"][0]["path"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return f"{path} is not understood: {again}"
+    if not os.access(hook, os.X_OK):
+        return f"{hook}, which {path} names, is missing: {again}"
+    try:
+        options = json.loads(read_regular_file(DOCKER_OPTIONS, _MAX_BYTES))
+        off = options["features"]["cdi"] is False
+    except (OSError, ValueError, LookupError, TypeError):
+        off = False
+    if off:
+        return f"{DOCKER_OPTIONS} turns CDI off: set its features.cdi to true, and restart Docker"
+    return ""
 
 
 def remove() -> bool:

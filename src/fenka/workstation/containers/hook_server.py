@@ -39,6 +39,7 @@ from fenka.workstation.containers.container_request import (
     InvalidContainer,
     read_request,
 )
+from fenka.workstation.containers.tickets import Tickets
 from fenka.workstation.controller import Controller, account_of
 from fenka.workstation.job import Job, JobContainer
 from fenka.workstation.lifetime import describe, log
@@ -141,12 +142,12 @@ class HookServer:
                 opened.callback(self._quotas.remove_connection, caller.account)
                 await self._start(connection, caller, opened)
             except FenkaError as why:
-                _refuse(connection, str(why))
+                _refuse(connection, caller, str(why))
             except OSError as why:
-                _refuse(connection, describe_os_error(why))
+                _refuse(connection, caller, describe_os_error(why))
             except Exception as why:  # One container must not affect others.
-                log(f"a container of {user_name(hook.uid)} was not started: {describe(why)}")
-                _refuse(connection, "the fenka daemon failed to do it; its log says why")
+                log(f"a container's hook failed: {describe(why)}")
+                _refuse(connection, caller, "the fenka daemon failed to do it; its log says why")
 
     async def _start(
         self, connection: socket.socket, caller: Caller, opened: contextlib.ExitStack
@@ -256,7 +257,7 @@ class HookServer:
                 request.spec, init, broker.node.unit_mib, known, time.time(), account
             )
             self._quotas.check_jobs(account, 1, known)
-            job.container = JobContainer(request.id, request.engine, request.image)
+            job.container = JobContainer(request.id, request.engine)
             self._quotas.check_records(account, [job], known)
         except (InvalidSize, InvalidRequest, QuotaExceeded) as why:
             raise InvalidContainer(str(why)) from None
@@ -357,7 +358,9 @@ def _ended(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _refuse(connection: socket.socket, reason: str) -> None:
+def _refuse(connection: socket.socket, caller: Caller, reason: str) -> None:
+    # Not all runtimes show what a hook says.
+    log(f"a container of {user_name(caller.account)} gets no slice: {reason}")
     with contextlib.suppress(OSError):
         connection.send(b"-" + reason.encode(errors="replace")[:4000])
 
@@ -380,11 +383,13 @@ async def _readable(connection: socket.socket) -> None:
         loop.remove_reader(connection)
 
 
-def payer(charge: str) -> Callable[[Caller, ContainerRequest], int]:
+def payer(charge: str, tickets: Tickets) -> Callable[[Caller, ContainerRequest], int]:
     """Return how the user is found that a container counts for.
 
-    charge: who pays for root's containers without a ticket or annotation: root, another user, or `refuse`.
-    With `annotation` Podman's annotations count, too, which may be the image's.
+    Args:
+        charge: Who pays for root's containers without a ticket or annotation: root, another user, or
+            `refuse`. With `annotation` Podman's annotations count, too, which may be the image's.
+        tickets: Those of this daemon.
     """
 
     def pays(caller: Caller, request: ContainerRequest) -> int:
@@ -394,6 +399,8 @@ def payer(charge: str) -> Callable[[Caller, ContainerRequest], int]:
                     f"only root's containers count for others: leave out fenka.io/user={request.user[:80]}"
                 )
             return caller.account
+        if request.ticket:
+            return tickets.use(request.ticket, request.id)
         if request.user and (request.engine != "podman" or charge == "annotation"):
             return user_id(request.user)
         if charge == "refuse":

@@ -51,6 +51,11 @@ struct mounts {
     char answer[ANSWER_BYTES]; /* "+", then each mount's place, "" and "lease" and so on, with a NUL byte behind it */
 };
 
+/* Descriptors: what the daemon gets, and the list of the container's mounts, as its own /proc may not show it. */
+struct container {
+    int state, config, init, mountinfo;
+};
+
 static char buffer[CONFIG_BYTES + 1];
 
 static void say(const char *words[]) {
@@ -108,6 +113,13 @@ static int open_config(const char *state) {
     return config;
 }
 
+static int open_mountinfo(int pid) {
+    char path[32] = "/proc/", digits[12], *at = digits + sizeof digits - 1;
+    for (*at = 0; pid > 0; pid /= 10)
+        *--at = (char)('0' + pid % 10);
+    return open(strcat(strcat(path, at), "/mountinfo"), O_RDONLY | O_CLOEXEC);
+}
+
 static int64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -150,15 +162,16 @@ static int connect_daemon(int64_t deadline) {
     }
 }
 
-static bool request(int connection, const char *device, const int *descriptors, size_t count) {
-    char control[CMSG_SPACE(3 * sizeof(int))] = {0};
+static bool request(int connection, const char *device, const struct container *container) {
+    const int descriptors[] = {container->state, container->config, container->init};
+    char control[CMSG_SPACE(sizeof descriptors)] = {0};
     struct iovec words = {(void *)(uintptr_t)device, strlen(device)};
     struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1, .msg_control = control};
-    message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+    message.msg_controllen = sizeof control;
     struct cmsghdr *header = CMSG_FIRSTHDR(&message);
     *header = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
-    header->cmsg_len = CMSG_LEN(count * sizeof(int));
-    memcpy(CMSG_DATA(header), descriptors, count * sizeof(int));
+    header->cmsg_len = CMSG_LEN(sizeof descriptors);
+    memcpy(CMSG_DATA(header), descriptors, sizeof descriptors);
     return sendmsg(connection, &message, MSG_NOSIGNAL) >= 0;
 }
 
@@ -183,6 +196,7 @@ static bool receive(int connection, struct mounts *mounts) {
 /* A line of mountinfo: "36 35 98:0 /root /point options … - type source …". */
 static int find_place(int mountinfo) {
     int place = -1;
+    lseek(mountinfo, 0, SEEK_SET); /* an earlier child may have read it */
     read_all(mountinfo, CONFIG_BYTES, "the container has too many mounts");
     for (char *line = strtok(buffer, "\n"); line; line = strtok(NULL, "\n")) {
         char *type = strstr(line, " - ");
@@ -201,12 +215,11 @@ static int find_place(int mountinfo) {
     return place;
 }
 
-static int place_mounts(int init, const struct mounts *mounts) {
+static int place_mounts(const struct container *container, const struct mounts *mounts) {
     const char *name = mounts->answer + 1;
-    if (setns(init, CLONE_NEWNS))
+    if (setns(container->init, CLONE_NEWNS))
         fail("the container's mounts cannot be entered: ", strerror(errno));
-    int mountinfo = open("/proc/thread-self/mountinfo", O_RDONLY | O_CLOEXEC);
-    int place = mountinfo < 0 ? -1 : find_place(mountinfo);
+    int place = find_place(container->mountinfo);
     if (place < 0)
         fail("this container has no place for a slice: it runs in a virtual machine or a sandbox (Kata, gVisor), which "
              "fenka does not serve, or another mount covers /run/fenka",
@@ -223,11 +236,11 @@ static int place_mounts(int init, const struct mounts *mounts) {
     return 0;
 }
 
-static enum outcome converse(int connection, const char *device, const int *descriptors) {
+static enum outcome converse(int connection, const char *device, const struct container *container) {
     static struct mounts mounts;
     char end;
     int status = 0;
-    if (!request(connection, device, descriptors, 3) || !receive(connection, &mounts))
+    if (!request(connection, device, container) || !receive(connection, &mounts))
         return LOST;
     if (*mounts.answer != '+')
         fail(mounts.answer + 1, "");
@@ -236,7 +249,7 @@ static enum outcome converse(int connection, const char *device, const int *desc
     /* A child, since this process needs its own mounts to reach the next daemon. */
     pid_t child = fork();
     if (child == 0)
-        _exit(place_mounts(descriptors[2], &mounts));
+        _exit(place_mounts(container, &mounts));
     for (int i = 0; i < mounts.count; i++)
         close(mounts.descriptors[i]);
     if (child < 0 || waitpid(child, &status, 0) != child || status)
@@ -250,16 +263,18 @@ int main(int argc, char **argv) {
         fail("which device? usage: fenka-hook slice=4", "");
     size_t bytes =
         read_all(STDIN_FILENO, STATE_BYTES, "the container's state has more than 1 MiB: shorten its annotations");
-    int state = sealed_copy(bytes);
+    struct container container = {.state = sealed_copy(bytes)};
     int pid = json_number(json_member(buffer, "pid")), config = open_config(buffer);
+    container.mountinfo = open_mountinfo(pid);
     bytes = read_all(config, CONFIG_BYTES,
                      "the container's configuration has more than 4 MiB: shorten its environment and annotations");
-    int descriptors[] = {state, sealed_copy(bytes), (int)syscall(SYS_pidfd_open, pid, 0)};
-    if (descriptors[2] < 0)
+    container.config = sealed_copy(bytes);
+    container.init = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (container.init < 0 || container.mountinfo < 0)
         fail("the container's process is gone: ", strerror(errno));
     for (;;) {
         int connection = connect_daemon(deadline);
-        if (converse(connection, argv[1], descriptors) == DONE)
+        if (converse(connection, argv[1], &container) == DONE)
             return 0;
         close(connection);
         /* A daemon that was killed; the next one knows the request. */

@@ -1,8 +1,8 @@
 """Tickets: who pays for a container that root's engine starts for a user.
 
-A command requests a ticket of the daemon, and the kernel says whose command it is. The ticket reaches the hook
-in the container's environment. The first container that has it keeps it, so that the same user pays for its
-restarts. An engine shows a container's environment to others, whose containers cannot use the ticket.
+A command requests a ticket of the daemon, and the kernel says whose command it is. The ticket reaches the
+hook in the container's environment. The first container that has it keeps it, so that the same user pays for
+its restarts. An engine shows a container's environment to others, whose containers cannot use the ticket.
 """
 
 import hashlib

@@ -84,7 +84,7 @@ def _stop_here(names: Sequence[str], grace: float) -> None:
         print(f"{name}: stopped")
     if others := [name for name in names if name not in trainings]:
         here = known_snapshot()
-        containers = {job.name for job in here.jobs if job.container} if here else set[str]()
+        containers = {job.name for job in here.jobs if job.container_id} if here else set[str]()
         with DaemonConnection(paths.current()) as connection:
             request = protocol.StopJob(others, grace)
             answer = connection.request(request, protocol.JobsStopped)

@@ -41,18 +41,6 @@ Groups = Mapping[str, tuple[Command, ...]]
 COMMANDS: Groups = {
     "Use": (
         Command("run", "run", "Run a program with a slice of a GPU.", passes_arguments=True),
-        Command(
-            "docker",
-            "container_engines",
-            "Start a container of Docker with a slice.",
-            passes_arguments=True,
-        ),
-        Command(
-            "podman",
-            "container_engines",
-            "Start a container of Podman with a slice.",
-            passes_arguments=True,
-        ),
         Command("notebook", "notebook_command", "Start a Jupyter server with a slice of a GPU."),
         Command("submit", "submit:app", "Submit a distributed training."),
         Command("serve", "serve:app", "Serve models, and manage the services."),
@@ -87,6 +75,18 @@ MORE = (
     Command("attach", "control", "Run a command in an instance of a workload."),
     Command("wait", "control", "Wait until a job has ended or a service is ready."),
     Command("prune", "control", "Delete training jobs that ended some time ago."),
+    Command(
+        "docker",
+        "container_engines",
+        "Start a container of Docker with a slice.",
+        passes_arguments=True,
+    ),
+    Command(
+        "podman",
+        "container_engines",
+        "Start a container of Podman with a slice.",
+        passes_arguments=True,
+    ),
     Command("list", "workloads.show:list_jobs", "List training jobs.", ("ls",)),
     Command("traffic-split", "control", "Divide a service's requests among its versions."),
     Command("inspect", "compat.inspect_gpushare", "Show what `kubectl inspect gpushare` shows."),

@@ -1,4 +1,4 @@
-"""What a container gets of the driver, in terms of CDI: files, programs, device nodes."""
+"""The driver's part of a container, in terms of CDI: files, programs, device nodes."""
 
 import os
 import re

@@ -38,7 +38,7 @@ def copy_mount(path: Path, *, writable: bool = False) -> int:
     """Return a descriptor of a detached copy of a file or directory, without setuid programs and devices.
 
     Args:
-        path: The file or directory. What is mounted below it is not copied.
+        path: The file or directory. Mounts below it are not copied.
         writable: Programs may write there, and execute nothing.
 
     Raises IsolationError, OSError.

@@ -74,7 +74,7 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     account_uid: int | None = None
     """The user that it counts for in quotas and fair shares; None for `uid`."""
     container: JobContainer | msgspec.UnsetType = msgspec.UNSET
-    """What it is known by if it is a container."""
+    """The container that it is; unset for a program of this machine."""
 
     @property
     def slices(self) -> tuple[Slice, ...]:

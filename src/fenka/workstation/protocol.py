@@ -419,7 +419,7 @@ class JobView(msgspec.Struct, frozen=True):
     refusals: how often memory beyond its slice was refused; None if that is not known.
     helps: what would let a pending job start, in sentences; only in answers to Watch.
     starts: ids of pending jobs that would start if it ended; only there, too.
-    container: the engine's id of a container; empty for a program of this machine.
+    container_id: the engine's id of a container; empty for a program of this machine.
     engine: the command that manages it, if that is known.
     """
 
@@ -457,7 +457,7 @@ class JobView(msgspec.Struct, frozen=True):
     refusals: int | None = None
     helps: list[str] = []
     starts: list[str] = []
-    container: str = ""
+    container_id: str = ""
     engine: str = ""
 
 

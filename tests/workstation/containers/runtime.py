@@ -129,9 +129,10 @@ class MiniContainer:
 
     def await_state(self, state: str) -> dict[str, Any]:
         """Return the job when it is in a state."""
-        return eventually(
+        job: dict[str, Any] = eventually(
             lambda: (job := self.station.jobs().get(self.name)) and job["state"] == state and job
         )
+        return job
 
     def await_end(self) -> None:
         """Wait until the job has gone with all its files."""

@@ -9,17 +9,17 @@ import pytest
 from fenka.hardware.driver_edits import ContainerEdits, Mount
 from fenka.workstation import files
 from fenka.workstation.containers import cdi_devices
-from fenka.workstation.containers.cdi_devices import CARDS, SLICES, Machine, specification
+from fenka.workstation.containers.cdi_devices import CARDS, SLICES, CdiMachine, specification
 from fenka.workstation.paths import Runtime
 
 GOLDEN = Path(__file__).parent / "fenka.json"
 NATIVE = Path("/var/lib/fenka/workstation/1")
 RUNTIME = Runtime(Path("/run/fenka"))
-SMALL = Machine([3000, 2000], 1024)
+SMALL = CdiMachine([3000, 2000], 1024)
 """Cards of 2 and 1 GiB and a half: the larger one has two units."""
 
 
-def names(kind: str, machine: Machine) -> list[str]:
+def names(kind: str, machine: CdiMachine) -> list[str]:
     """Return the names of a kind's devices."""
     return [device["name"] for device in specification(kind, machine, NATIVE, RUNTIME)["devices"]]
 
@@ -31,17 +31,17 @@ def test_file_is_as_engines_were_seen_to_read_it() -> None:
 
 def test_sizes_go_up_to_the_largest_card() -> None:
     """A T4 of 15079 MiB has 14 units and 14 whole GiB; 256-MiB units are 58 of them."""
-    t4 = Machine([15079], 1024)
+    t4 = CdiMachine([15079], 1024)
     assert names(SLICES, t4) == [
         *("any", *(f"{gib}GiB" for gib in range(1, 15)), *map(str, range(1, 15)))
     ]
-    assert names(SLICES, Machine([15079], 256))[-1] == "58"
-    assert names(CARDS, Machine([15079, 81920], 1024)) == ["1", "2"]
+    assert names(SLICES, CdiMachine([15079], 256))[-1] == "58"
+    assert names(CARDS, CdiMachine([15079, 81920], 1024)) == ["1", "2"]
 
 
 def test_units_without_number_have_no_names() -> None:
     """15079 devices of a MiB would be a file of megabytes, which engines read at each start."""
-    assert names(SLICES, Machine([15079], 1))[-1] == "14GiB"
+    assert names(SLICES, CdiMachine([15079], 1))[-1] == "14GiB"
 
 
 def test_real_driver_adds_all_cards_and_its_files() -> None:
@@ -49,7 +49,9 @@ def test_real_driver_adds_all_cards_and_its_files() -> None:
     driver = ContainerEdits(
         {}, (Mount(Path("/d/nvidia-smi"), Path("/usr/bin/nvidia-smi")),), (Path("/dev/nvidia0"),)
     )
-    edits = specification(SLICES, Machine([3000], 1024, driver), NATIVE, RUNTIME)["containerEdits"]
+    edits = specification(SLICES, CdiMachine([3000], 1024, driver), NATIVE, RUNTIME)[
+        "containerEdits"
+    ]
     assert edits["deviceNodes"] == [{"path": "/dev/nvidia0"}]
     assert edits["mounts"][-1]["containerPath"] == "/usr/bin/nvidia-smi"
 
@@ -77,7 +79,7 @@ def test_files_are_written_only_if_they_change(etc: Path) -> None:
     before = {path: path.stat().st_ino for path in (etc / "cdi").iterdir()}
     assert not cdi_devices.write(SMALL, RUNTIME)
     assert before == {path: path.stat().st_ino for path in (etc / "cdi").iterdir()}
-    assert cdi_devices.write(Machine([4000], 1024), RUNTIME)
+    assert cdi_devices.write(CdiMachine([4000], 1024), RUNTIME)
     assert cdi_devices.exist()
     assert cdi_devices.problem() == ""
 

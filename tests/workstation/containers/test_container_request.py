@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fenka.jobs.job_spec import GpuResources
 from fenka.workstation.containers.container_request import (
     MAX_CONFIG_BYTES,
-    ContainerRequest,
+    DeviceRequest,
     InvalidContainer,
     read_request,
 )
@@ -39,7 +39,7 @@ def config(*environment: str, annotations: dict[str, str] | None = None, devices
     return json.dumps(document).encode()
 
 
-def read(device: str, *environment: str, **annotations: str) -> ContainerRequest:
+def read(device: str, *environment: str, **annotations: str) -> DeviceRequest:
     """Return the request of a container. annotations: underscores stand for dashes."""
     names = {f"fenka.io/{name.replace('_', '-')}": value for name, value in annotations.items()}
     return read_request(device, state(), config(*environment, annotations=names))

@@ -33,7 +33,7 @@ def test_program_of_a_container_has_its_slice(t4: Workstation, mib: int, result:
     container.start()
     assert container.results() == [result]
     job = container.await_state("running")
-    assert (job["kind"], job["container"], job["pid"]) == (
+    assert (job["kind"], job["container_id"], job["pid"]) == (
         "container",
         container.id,
         container.init,

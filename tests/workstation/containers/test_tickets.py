@@ -8,7 +8,7 @@ import pytest
 from fenka.hardware.peer_credentials import PeerProcess, user_name
 from fenka.jobs.job_spec import JobSpec
 from fenka.workstation.containers.container_request import (
-    ContainerRequest,
+    DeviceRequest,
     Engine,
     InvalidContainer,
 )
@@ -92,9 +92,9 @@ def test_user_with_too_many_tickets_loses_the_oldest(tickets: Tickets, clock: Cl
     assert (tickets.use(made[2], "c2"), tickets.use(other, "c1")) == (ALICE, BOB)
 
 
-def request(user: str = "", engine: Engine = "docker", ticket: str = "") -> ContainerRequest:
+def request(user: str = "", engine: Engine = "docker", ticket: str = "") -> DeviceRequest:
     """Return a container's request that names these."""
-    return ContainerRequest("c1", engine, JobSpec(), user=user, ticket=ticket)
+    return DeviceRequest("c1", engine, JobSpec(), user=user, ticket=ticket)
 
 
 def caller(uid: int) -> Caller:

@@ -48,8 +48,8 @@ _NO_DRIVER = ContainerEdits({})
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """What the files are about.
+class CdiMachine:
+    """The part of the machine that the files describe.
 
     Attributes:
         cards_mib: The memory of each card.
@@ -62,7 +62,7 @@ class Machine:
     driver: ContainerEdits = _NO_DRIVER
 
 
-def describe(cards_mib: Sequence[int], unit_mib: int, version: str, driver_root: str) -> Machine:
+def describe(cards_mib: Sequence[int], unit_mib: int, version: str, driver_root: str) -> CdiMachine:
     """Return a machine. Raises NoDriverFiles, InvalidDriverRoot.
 
     Args:
@@ -72,10 +72,10 @@ def describe(cards_mib: Sequence[int], unit_mib: int, version: str, driver_root:
         driver_root: Where the options say that the driver is; empty: where it is found.
     """
     if not version:
-        return Machine(cards_mib, unit_mib)
+        return CdiMachine(cards_mib, unit_mib)
     # All cards: which one a container gets is decided later.
     minors = (int(path.name.removeprefix("nvidia")) for path in Path("/dev").glob("nvidia[0-9]*"))
-    return Machine(cards_mib, unit_mib, driver_edits(minors, version, driver_root=driver_root))
+    return CdiMachine(cards_mib, unit_mib, driver_edits(minors, version, driver_root=driver_root))
 
 
 def files() -> dict[str, Path]:
@@ -119,7 +119,7 @@ def remove() -> bool:
     return existed
 
 
-def write(machine: Machine, runtime: Runtime) -> bool:
+def write(machine: CdiMachine, runtime: Runtime) -> bool:
     """Write the files whose content has changed. Return whether any has. Raises OSError."""
     native = install_system_native()
     DIRECTORY.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def write(machine: Machine, runtime: Runtime) -> bool:
     return changed
 
 
-def specification(kind: str, machine: Machine, native: Path, runtime: Runtime) -> dict[str, Any]:
+def specification(kind: str, machine: CdiMachine, native: Path, runtime: Runtime) -> dict[str, Any]:
     """Return the content of one file. native: the directory of the libraries."""
     names = _slices(machine) if kind == SLICES else map(str, range(1, len(machine.cards_mib) + 1))
     word = kind.rpartition("/")[2]
@@ -158,7 +158,7 @@ def specification(kind: str, machine: Machine, native: Path, runtime: Runtime) -
     }
 
 
-def _slices(machine: Machine) -> Iterator[str]:
+def _slices(machine: CdiMachine) -> Iterator[str]:
     largest = max(machine.cards_mib)
     units = card_units(largest, machine.unit_mib)
     yield "any"
@@ -176,7 +176,7 @@ def _place() -> dict[str, Any]:
     }
 
 
-def _mounts(machine: Machine, native: Path) -> Iterator[Mount]:
+def _mounts(machine: CdiMachine, native: Path) -> Iterator[Mount]:
     yield Mount(native / PRELOAD.name, PRELOAD)
     for directory in LIBRARY_DIRECTORIES:
         for name in proxy_install.LIBRARIES:

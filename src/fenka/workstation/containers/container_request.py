@@ -49,24 +49,24 @@ class OciState(msgspec.Struct, frozen=True):
     annotations: Mapping[str, str] = {}
 
 
-class _Process(msgspec.Struct, frozen=True):
+class _OciProcess(msgspec.Struct, frozen=True):
     args: list[str] = []
     env: list[str] = []
 
 
-class _Hook(msgspec.Struct, frozen=True):
+class _OciHook(msgspec.Struct, frozen=True):
     path: str = ""
     args: list[str] = []
 
 
 class _Hooks(msgspec.Struct, frozen=True):
-    created: list[_Hook] = msgspec.field(default=[], name="createRuntime")
+    created: list[_OciHook] = msgspec.field(default=[], name="createRuntime")
 
 
 class OciConfig(msgspec.Struct, frozen=True):
     """The part of a bundle's config.json that fenka reads."""
 
-    process: _Process = _Process()
+    process: _OciProcess = _OciProcess()
     annotations: Mapping[str, str] = {}
     hooks: _Hooks = _Hooks()
 
@@ -75,8 +75,8 @@ _states, _configs = msgspec.json.Decoder(OciState), msgspec.json.Decoder(OciConf
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerRequest:
-    """What a container requests.
+class DeviceRequest:
+    """The request of a container for cards.
 
     Attributes:
         id: The engine's id of the container.
@@ -95,7 +95,7 @@ class ContainerRequest:
     ticket: str = field(default="", repr=False)
 
 
-def read_request(device: str, state: bytes, config: bytes) -> ContainerRequest:
+def read_request(device: str, state: bytes, config: bytes) -> DeviceRequest:
     """Return what a container requests. Raises InvalidContainer.
 
     Args:
@@ -116,7 +116,7 @@ def read_request(device: str, state: bytes, config: bytes) -> ContainerRequest:
     environment = _environment(bundle.process.env)
     values = _values(environment, annotations)
     name = values.get("NAME") or f"c-{described.id[:12]}"
-    return ContainerRequest(
+    return DeviceRequest(
         described.id,
         _engine(described, annotations),
         JobSpec(

@@ -35,7 +35,7 @@ from fenka.workstation.connections import create_jobs
 from fenka.workstation.containers.container_request import (
     MAX_CONFIG_BYTES,
     MAX_STATE_BYTES,
-    ContainerRequest,
+    DeviceRequest,
     InvalidContainer,
     read_request,
 )
@@ -75,7 +75,7 @@ class HookClient:
         self.answer: protocol.Message | None = None
 
     def send(self, message: protocol.Message) -> None:
-        """Keep the first answer. What is granted later, the container learns by its lease."""
+        """Keep the first answer. The container learns of a later grant by its lease."""
         if self.answer is None:
             self.answer = message
 
@@ -88,7 +88,7 @@ class HookServer:
         runtime: Runtime,
         controller: Controller,
         quotas: Admission,
-        payer: Callable[[Caller, ContainerRequest], int],
+        payer: Callable[[Caller, DeviceRequest], int],
     ) -> None:
         """Args:
         runtime: The daemon's.
@@ -172,7 +172,7 @@ class HookServer:
     # --- a container becomes a job ------------------------------------------------------------------
 
     async def _submit(
-        self, caller: Caller, request: ContainerRequest, init: int
+        self, caller: Caller, request: DeviceRequest, init: int
     ) -> tuple[Job, LeaseMounts]:
         """Return the job and the mounts of its lease. Raises FenkaError, OSError."""
         client = HookClient()
@@ -247,7 +247,7 @@ class HookServer:
             if ended and scan.complete and not scan.pids(job.id):
                 self._controller.on_exit(job.id)
 
-    def _new_job(self, caller: Caller, request: ContainerRequest, init: PeerProcess) -> Job:
+    def _new_job(self, caller: Caller, request: DeviceRequest, init: PeerProcess) -> Job:
         """Return a new job. Raises InvalidContainer, QuotaExceeded, NotInLease, OSError."""
         broker = self._controller.broker
         known = broker.jobs.values()
@@ -383,7 +383,7 @@ async def _readable(connection: socket.socket) -> None:
         loop.remove_reader(connection)
 
 
-def payer(charge: str, tickets: Tickets) -> Callable[[Caller, ContainerRequest], int]:
+def payer(charge: str, tickets: Tickets) -> Callable[[Caller, DeviceRequest], int]:
     """Return how the user is found that a container counts for.
 
     Args:
@@ -392,7 +392,7 @@ def payer(charge: str, tickets: Tickets) -> Callable[[Caller, ContainerRequest],
         tickets: Those of this daemon.
     """
 
-    def pays(caller: Caller, request: ContainerRequest) -> int:
+    def pays(caller: Caller, request: DeviceRequest) -> int:
         if caller.process.uid:
             if request.user and request.user != user_name(caller.account):
                 raise InvalidContainer(

@@ -135,20 +135,18 @@ class PodmanMachine:
 
     def podman(self, *words: str | Path, user: int = 0) -> str:
         """Run a command of Podman that must succeed, and return its output."""
-        done = self.run(
-            *("podman", "--runtime", self.runtime, "--cgroup-manager", "cgroupfs", *words),
-            user=user,
-        )
+        done = self.run(*self._podman(user), *words, user=user)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def container(self, *words: str, user: int = 0) -> subprocess.CompletedProcess[str]:
         """Run a container to its end."""
-        return self.run(
-            *("podman", "--runtime", self.runtime, "--cgroup-manager", "cgroupfs"),
-            *("run", "--rm", "-i", *words),
-            user=user,
-        )
+        return self.run(*self._podman(user), "run", "--rm", "-i", *words, user=user)
+
+    def _podman(self, user: int) -> tuple[str, ...]:
+        # Users may not mount overlays everywhere.
+        storage = ("--storage-driver", "vfs") if user else ()
+        return "podman", *storage, "--runtime", self.runtime, "--cgroup-manager", "cgroupfs"
 
     def fenka(self, *words: str) -> str:
         """Run a command of fenka's as root that must succeed, and return its output."""

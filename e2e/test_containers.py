@@ -69,34 +69,24 @@ def test_rootless_container_has_its_slice(
     podman: PodmanMachine, archive: Path, options: str
 ) -> None:
     """It counts for its user, whom the kernel names."""
-    storage = ("--storage-driver", "vfs")
-    podman.run("podman", *storage, "load", "-q", "-i", archive, user=ALICE)
-    run = ("podman", *storage, "--runtime", podman.runtime, "--cgroup-manager", "cgroupfs", "run")
+    podman.podman("load", "-q", "-i", archive, user=ALICE)
     for mib, result in ((4308, 0), (4309, 2)):
-        done = podman.run(
-            *(*run, "--rm", *options.split(), *DEVICE, IMAGE, "slice_client", str(mib)), user=ALICE
-        )
+        words = (*options.split(), *DEVICE, IMAGE, "slice_client", str(mib))
+        done = podman.container(*words, user=ALICE)
         assert done.stdout == f"1 4308 {result}\n", done.stderr
-    podman.run(*run, "-d", "--name", "a", *DEVICE, IMAGE, "sleep", "1000", user=ALICE)
+    podman.podman("run", "-d", "--name", "a", *DEVICE, IMAGE, "sleep", "1000", user=ALICE)
     (job,) = podman.jobs().values()
     assert (job["user"], job["state"]) == ("alice", "running")
-    podman.run("podman", *storage, "rm", "-f", "-t", "0", "a", user=ALICE)
+    podman.podman("rm", "-f", "-t", "0", "a", user=ALICE)
 
 
 def test_rootless_container_counts_for_nobody_else(podman: PodmanMachine, archive: Path) -> None:
     """Annotations are the user's own words."""
-    storage = ("--storage-driver", "vfs")
-    podman.run("podman", *storage, "load", "-q", "-i", archive, user=ALICE)
-    done = podman.run(
-        *("podman", *storage, "--runtime", podman.runtime, "--cgroup-manager", "cgroupfs", "run"),
-        *("--rm", "--annotation", "fenka.io/user=root", *DEVICE, IMAGE, "sleep", "1"),
-        user=ALICE,
-    )
-    assert done.returncode != 0
-    assert (
-        "only root's containers count for others"
-        in podman.run("cat", "/run/fenka/daemon.log").stdout
-    )
+    podman.podman("load", "-q", "-i", archive, user=ALICE)
+    words = ("--annotation", "fenka.io/user=root", *DEVICE, IMAGE, "sleep", "1")
+    assert podman.container(*words, user=ALICE).returncode != 0
+    log = podman.run("cat", "/run/fenka/daemon.log").stdout
+    assert "only root's containers count for others" in log
 
 
 def test_engine_works_while_a_container_is_held(podman: PodmanMachine) -> None:

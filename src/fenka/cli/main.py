@@ -75,18 +75,6 @@ MORE = (
     Command("attach", "control", "Run a command in an instance of a workload."),
     Command("wait", "control", "Wait until a job has ended or a service is ready."),
     Command("prune", "control", "Delete training jobs that ended some time ago."),
-    Command(
-        "docker",
-        "container_engines",
-        "Start a container of Docker with a slice.",
-        passes_arguments=True,
-    ),
-    Command(
-        "podman",
-        "container_engines",
-        "Start a container of Podman with a slice.",
-        passes_arguments=True,
-    ),
     Command("list", "workloads.show:list_jobs", "List training jobs.", ("ls",)),
     Command("traffic-split", "control", "Divide a service's requests among its versions."),
     Command("inspect", "compat.inspect_gpushare", "Show what `kubectl inspect gpushare` shows."),
@@ -101,6 +89,18 @@ ADMIN: Groups = {
         ),
         Command(
             "containers", "admin.containers", "Let containers have slices, whatever the engine."
+        ),
+        Command(
+            "docker",
+            "container_engines",
+            "Start a container of Docker with a slice.",
+            passes_arguments=True,
+        ),
+        Command(
+            "podman",
+            "container_engines",
+            "Start a container of Podman with a slice.",
+            passes_arguments=True,
         ),
         Command("proxy", "admin.proxy:app", "Install and check libraries in front of the driver."),
     ),

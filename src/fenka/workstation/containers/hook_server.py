@@ -17,7 +17,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fenka import procfs
@@ -166,55 +166,56 @@ class HookServer:
                 _read_sealed(state, MAX_STATE_BYTES),
                 _read_sealed(config, MAX_CONFIG_BYTES),
             )
-            job, mounts = await self._submit(caller, request, init)
+            client = HookClient()
+            opened.callback(self._controller.clients.remove, client)
+            job, mounts = await self._submit(client, caller, request, init)
         await self._place(connection, job, mounts)
 
     # --- a container becomes a job ------------------------------------------------------------------
 
     async def _submit(
-        self, caller: Caller, request: DeviceRequest, init: int
+        self, client: HookClient, caller: Caller, request: DeviceRequest, descriptor: int
     ) -> tuple[Job, LeaseMounts]:
         """Return the job and the mounts of its lease. Raises FenkaError, OSError."""
-        client = HookClient()
-        broker, clients = self._controller.broker, self._controller.clients
-        pid = _pid_of(init)
-        started = procfs.start_ticks(pid) or 0
-        job = self._known(pid, started)
+        controller, pid = self._controller, _pid_of(descriptor)
+        init = PeerProcess(pid, caller.account, descriptor, procfs.start_ticks(pid) or 0)
+        _check_init(caller, init)
+        job = self._known(init)
         if job is not None:
-            clients.add(job.queue_id, client)
-            self._controller.replay(job.queue_id)
+            controller.clients.add(job.queue_id, client)
+            controller.replay(job.queue_id)
         else:
-            process_ = PeerProcess(pid, self._payer(caller, request), init, started)
-            _check_init(caller, process_)
             self._check_free(pid)
+            init = replace(init, uid=self._payer(caller, request))
             await self._settle(request.id)
-            job = self._new_job(caller, request, process_)
-            clients.add(job.queue_id, client)
-            try:
-                self._controller.submit([job], wait=request.waits)
-            except OSError:
-                self._controller.cancel(job.queue_id)
-                raise
+            job = self._new_job(caller, request, init)
+            controller.clients.add(job.queue_id, client)
+        try:
+            if client.answer is None:
+                controller.submit([job], wait=request.waits)
+            return job, self._mounts(job, client.answer)
+        except (OSError, InvalidContainer):
+            if job.id in controller.broker.jobs:
+                controller.cancel(job.queue_id)
+            controller.processes.forget(job.id)
+            raise
+
+    def _mounts(self, job: Job, answer: protocol.Message | None) -> LeaseMounts:
+        """Return the mounts of a lease, granted or pending. Raises InvalidContainer, OSError."""
         leases = self._controller.leases
-        match client.answer:
+        match answer:
             case protocol.LeaseGranted(mounts=mounts):
-                return job, mounts
+                return mounts
             case protocol.JobQueued(reason=reason, position=position, length=length):
                 leases.create_pending(job, f"place {position} of {length} in the queue: {reason}")
-                return job, leases.grant(job).mounts
-            case answer:
-                if job.id in broker.jobs:
-                    self._controller.cancel(job.queue_id)
-                raise InvalidContainer(getattr(answer, "reason", "its slice could not be made"))
+                return leases.grant(job).mounts
+        raise InvalidContainer(getattr(answer, "reason", "its slice could not be made"))
 
-    def _known(self, pid: int, started: int) -> Job | None:
+    def _known(self, init: PeerProcess) -> Job | None:
         """Return the job of a hook that asks again, since an earlier daemon did not answer it."""
         for job in self._controller.broker.jobs.values():
-            if (
-                job.in_container
-                and not job.started
-                and (job.pid, job.start_ticks) == (pid, started)
-            ):
+            same = (job.pid, job.start_ticks) == (init.pid, init.start_ticks)
+            if same and job.in_container and not job.started:
                 return job
         return None
 
@@ -270,7 +271,11 @@ class HookServer:
     # --- its lease ----------------------------------------------------------------------------------
 
     async def _place(self, connection: socket.socket, job: Job, mounts: LeaseMounts) -> None:
-        """Send the mounts, and record that they are in place; remove the job if they are not."""
+        """Send the mounts, and record that they are in place; remove the job if they are not.
+
+        If the daemon ends meanwhile, the job stays: the hook asks the next one.
+        """
+        ending = False
         try:
             with contextlib.ExitStack() as opened:
                 copies, descriptors = lease_copies(mounts), list[int]()
@@ -282,8 +287,11 @@ class HookServer:
             await _placed(connection)
             self._controller.place_container(job)
             connection.send(b".")
+        except asyncio.CancelledError:
+            ending = True
+            raise
         finally:
-            if not job.started and job.id in self._controller.broker.jobs:
+            if not ending and not job.started and job.id in self._controller.broker.jobs:
                 self._controller.cancel(job.queue_id)
 
 

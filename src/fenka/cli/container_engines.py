@@ -22,6 +22,7 @@ VARIABLES = {
     "--cards": "FENKA_CARDS",
     "--time-limit": "FENKA_TIME_LIMIT",
     "--team": "FENKA_TEAM",
+    "--keep": "FENKA_KEEP",
 }
 """Options of fenka's, which come first, and what they are in a container's environment."""
 

@@ -276,6 +276,22 @@ class Broker:
             return [*others, *removed, RejectJob(first, reason, final=False)]
         return effects
 
+    def succeed(self, former: Job, job: Job, now: float) -> list[Effect]:
+        """Grant the kept slice of a container to its next start, which requests the same."""
+        placement = former.placement
+        assert placement is not None
+        effects = self._remove([former], now)
+        self._add(job)
+        self._assume(job, placement, now)
+        return [*effects, GrantLease((job,)), *self._schedule(now)]
+
+    def _assume(self, job: Job, placement: Placement, now: float) -> None:
+        job.state, job.grant_expires_at = "starting", now + GRANT_TTL_S
+        limit_s = job.spec.time_limit_s
+        job.deadline = None if limit_s is None else now + limit_s
+        self.ledger.assume(job.id, placement, job.grant_expires_at)
+        self._allocate(job, placement, now)
+
     def confirm(self, job_id: str, now: float) -> bool:
         """Record that the client has entered its lease. Return False if the grant had expired."""
         job = self.jobs.get(job_id)
@@ -705,11 +721,7 @@ class Broker:
         for queue_id, placements in result.placed:
             jobs = self._entries[queue_id]
             for job, placement in zip(jobs, placements, strict=True):
-                job.state, job.grant_expires_at = "starting", now + GRANT_TTL_S
-                limit_s = job.spec.time_limit_s
-                job.deadline = None if limit_s is None else now + limit_s
-                self.ledger.assume(job.id, placement, job.grant_expires_at)
-                self._allocate(job, placement, now)
+                self._assume(job, placement, now)
             del self._queue[queue_id]
             self._reported.pop(queue_id, None)
             self.on_granted(jobs, now)

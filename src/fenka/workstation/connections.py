@@ -361,7 +361,11 @@ class RequestHandler:
                 stopped[jobs[0].queue_id] = jobs
         for job in (job for jobs in stopped.values() for job in jobs):
             job.mark_ending("stopped", user_name(client.uid))
-        pending = [queue_id for queue_id, jobs in stopped.items() if jobs[0].state == "waiting"]
+        pending = [
+            queue_id
+            for queue_id, jobs in stopped.items()
+            if jobs[0].state == "waiting" or jobs[0].kept
+        ]
         self.controller.cancel_pending(pending)
         ends = (self._end(jobs, request.grace_s) for jobs in stopped.values())
         results = await asyncio.gather(*ends)

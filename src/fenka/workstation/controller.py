@@ -184,6 +184,12 @@ class Controller:
         self._watches.watch(self.broker.jobs_of(jobs[0].queue_id))
         self._apply(effects)
 
+    def succeed(self, former: Job, job: Job) -> None:
+        """Grant the kept slice of a container to its next start. Raises OSError."""
+        effects = self.broker.succeed(former, job, time.time())
+        self._watches.watch_job(job)
+        self._apply(effects)
+
     def replay(self, queue_id: str) -> None:
         """Repeat the last report about a job to a client that has reconnected. Raises OSError."""
         self._apply(self.broker.replay(queue_id), save=False)
@@ -232,6 +238,12 @@ class Controller:
         """Release the job's slice. Memory that it has left in use counts as taken before anything is
         granted."""
         job = self.broker.jobs.get(job_id)
+        if job is not None and job.in_container and job.is_to_be_kept:
+            keep_s = job.in_container.keep_s
+            job.in_container.kept_until = time.time() + keep_s
+            asyncio.get_running_loop().call_later(keep_s, self.on_exit, job_id)
+            self._apply_later()
+            return
         if job is not None and job.state == "running" and self._observe_leftover(job):
             asyncio.get_running_loop().call_later(RECHECK_DELAY_S, self._observe_leftover, job)
         self._apply_later(self.broker.on_exit(job_id, time.time()))

@@ -27,6 +27,8 @@ class JobContainer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
         pid_namespace: Inode of its own PID namespace; 0 if it has none, or its init has ended.
         cgroup: Its own control group below procfs.cgroup_directory; empty if it has none.
         cgroup_inode: The group's. A restarted container has another group with the same path.
+        keep_s: Seconds for which its slice is kept for its next start.
+        kept_until: Until when that is, in Unix seconds; 0 before its end.
         started: Whether its lease has been placed in it. Then it runs, or is held until its slice is granted.
     """
 
@@ -35,6 +37,8 @@ class JobContainer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     pid_namespace: int = 0
     cgroup: str = ""
     cgroup_inode: int = 0
+    keep_s: float = 0.0
+    kept_until: float = 0.0
     started: bool = False
 
 
@@ -90,7 +94,21 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     def started(self) -> bool:
         """Whether it has processes in its lease; those of a container may be held until its grant."""
         container = self.in_container
-        return self.state == "running" or (container is not None and container.started)
+        if container is None:
+            return self.state == "running"
+        return container.started and not container.kept_until
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is a container that has ended, whose slice is kept for its next start."""
+        return self.in_container is not None and self.in_container.kept_until > 0
+
+    @property
+    def is_to_be_kept(self) -> bool:
+        """Whether its slice is kept when it ends: nobody else has ended it."""
+        container = self.in_container
+        ends_itself = self.state == "running" and self.end_cause == "exit" and not self.kept
+        return container is not None and container.keep_s > 0 and ends_itself
 
     @property
     def in_container(self) -> JobContainer | None:

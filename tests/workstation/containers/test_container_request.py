@@ -87,6 +87,8 @@ def test_resources_are_those_of_device_and_environment(
         ("slice=4", ["FENKA_GPU_CORE=101"], "from 1 to 100"),
         ("slice=4", ["FENKA_GPU_CORE_MODE=fast"], "'fast' is not one of hard, soft, weight"),
         ("slice=4", ["FENKA_TIME_LIMIT=1y"], "FENKA_TIME_LIMIT='1y' is no time"),
+        ("slice=4", ["FENKA_KEEP=1y"], "FENKA_KEEP='1y' is no time"),
+        ("slice=4", ["FENKA_KEEP=11m"], "FENKA_KEEP=11m is too long: at most 10m"),
         ("slice=4", ["FENKA_WAIT=maybe"], "neither hold nor refuse"),
         ("slice=4", [f"FENKA_NAME={'n' * 257}"], "more than 256 characters"),
         ("card=1", ["FENKA_GPU_MEM=4"], "takes whole cards: leave out FENKA_GPU_MEM"),
@@ -109,6 +111,16 @@ def test_image_cannot_set_priority_and_user() -> None:
     assert (request.spec.priority, request.user) == (0, "")
     assert read("slice=4", priority="-3", user="bob").spec.priority == -3
     assert read("slice=4", user="bob").user == "bob"
+
+
+def test_slice_is_kept_for_ten_minutes_at_most() -> None:
+    """It counts as used meanwhile."""
+    assert [read("slice=4", f"FENKA_KEEP={text}").keep_s for text in ("0", "30s", "10m")] == [
+        0,
+        30,
+        600,
+    ]
+    assert read("slice=4").keep_s == 0
 
 
 def test_annotation_comes_before_the_environment() -> None:

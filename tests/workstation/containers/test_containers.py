@@ -134,6 +134,26 @@ def test_restarted_container_has_its_slice_at_once(t4: Workstation) -> None:
     again.await_end()
 
 
+def test_kept_slice_is_its_containers_next_start_s(t4: Workstation) -> None:
+    """A waiting request does not get it in between; `fenka stop` gives it up."""
+    former = MiniContainer(t4, 1, "FENKA_KEEP=10m")
+    former.start("slice=14")
+    former.results()
+    waiting = MiniContainer(t4)
+    waiting.start("slice=1")
+    waiting.program.says()
+    former.kill()
+    eventually(lambda: not t4.jobs()[former.name]["pids"])
+    assert " kept " in t4.ok("ps")
+    again = MiniContainer(t4, 15079, "FENKA_KEEP=10m", id=former.id)
+    again.start("slice=14")
+    assert again.results() == [0]
+    again.kill()
+    eventually(lambda: not t4.jobs()[again.name]["pids"])
+    t4.ok("stop", again.name)
+    assert waiting.results() == [0]
+
+
 def test_stop_ends_a_container_and_names_its_engine(t4: Workstation) -> None:
     """First its init, in order; then all that is left."""
     container = MiniContainer(t4, 1, "FENKA_NAME=train")

@@ -22,6 +22,9 @@ from fenka.jobs.job_spec import GpuResources, JobSpec
 MAX_STATE_BYTES = 1 << 20
 MAX_CONFIG_BYTES = 4 << 20
 
+MAX_KEEP_S = 600.0
+"""A slice is kept for a restart no longer than this."""
+
 HOOK = "fenka-hook"
 
 Engine = Literal["docker", "podman", "nerdctl", ""]
@@ -31,7 +34,7 @@ _MAX_VALUE = 256
 _PREFIX, _ANNOTATION = "FENKA_", "fenka.io/"
 _PARAMETERS = (
     *("GPU_MEM", "GPU_CORE", "GPU_CORE_MODE", "CARDS", "TIME_LIMIT", "NAME", "TEAM"),
-    *("WAIT", "TICKET"),
+    *("WAIT", "KEEP", "TICKET"),
 )
 _ONLY_ANNOTATIONS = ("PRIORITY", "USER")
 """An image's environment must not set them, so they are ignored there."""
@@ -83,6 +86,7 @@ class DeviceRequest:
         engine: The command that manages it; empty if that is not known.
         spec: Its job.
         waits: Whether it waits for what is not free.
+        keep_s: Seconds for which its slice is kept for its next start.
         user: The user that its annotation names.
         ticket: The ticket that says who pays.
     """
@@ -91,6 +95,7 @@ class DeviceRequest:
     engine: Engine
     spec: JobSpec
     waits: bool = True
+    keep_s: float = 0.0
     user: str = ""
     ticket: str = field(default="", repr=False)
 
@@ -131,6 +136,7 @@ def read_request(device: str, state: bytes, config: bytes) -> DeviceRequest:
             team=values.get("TEAM", ""),
         ),
         _waits(values.get("WAIT", "hold")),
+        _keep_s(values.get("KEEP", "0s")),
         values.get("USER", ""),
         values.get("TICKET", ""),
     )
@@ -226,6 +232,13 @@ def _seconds(name: str, text: str) -> float:
     seconds = parse_duration(text)
     if seconds is None:
         raise InvalidContainer(f"{name}={_shown(text)} is no time: write it as 90s, 10m or 2h30m")
+    return seconds
+
+
+def _keep_s(text: str) -> float:
+    seconds = 0.0 if text == "0" else _seconds("FENKA_KEEP", text)
+    if seconds > MAX_KEEP_S:
+        raise InvalidContainer(f"FENKA_KEEP={text} is too long: at most {MAX_KEEP_S / 60:.0f}m")
     return seconds
 
 

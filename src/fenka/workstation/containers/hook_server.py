@@ -191,7 +191,12 @@ class HookServer:
             job = self._new_job(caller, request, init)
             controller.clients.add(job.queue_id, client)
         try:
-            if client.answer is None:
+            former = self._kept(request.id)
+            if former and (former.request, former.uid) == (job.request, job.uid):
+                controller.succeed(former, job)
+            elif client.answer is None:
+                if former:
+                    controller.on_exit(former.id)
                 controller.submit([job], wait=request.waits)
             return job, self._mounts(job, client.answer)
         except (OSError, InvalidContainer):
@@ -219,6 +224,13 @@ class HookServer:
                 return job
         return None
 
+    def _kept(self, container: str) -> Job | None:
+        """Return the former start of a container, if its slice is kept."""
+        for job in self._controller.broker.jobs.values():
+            if job.kept and job.in_container and job.in_container.id == container:
+                return job
+        return None
+
     def _check_free(self, pid: int) -> None:
         lease = self._controller.processes.lease_of(pid)
         job = self._controller.broker.jobs.get(lease or "")
@@ -238,7 +250,7 @@ class HookServer:
         former = [
             job
             for job in self._controller.broker.jobs.values()
-            if job.in_container and job.in_container.id == container
+            if job.in_container and job.in_container.id == container and not job.kept
         ]
         if not former:
             return
@@ -250,15 +262,15 @@ class HookServer:
 
     def _new_job(self, caller: Caller, request: DeviceRequest, init: PeerProcess) -> Job:
         """Return a new job. Raises InvalidContainer, QuotaExceeded, NotInLease, OSError."""
-        broker = self._controller.broker
-        known = broker.jobs.values()
+        broker, kept = self._controller.broker, self._kept(request.id)
+        known = [job for job in broker.jobs.values() if job is not kept]
         account = caller.account if caller.process.uid else init.uid
         try:
             (job,) = create_jobs(
                 request.spec, init, broker.node.unit_mib, known, time.time(), account
             )
             self._quotas.check_jobs(account, 1, known)
-            job.container = JobContainer(request.id, request.engine)
+            job.container = JobContainer(request.id, request.engine, keep_s=request.keep_s)
             self._quotas.check_records(account, [job], known)
         except (InvalidSize, InvalidRequest, QuotaExceeded) as why:
             raise InvalidContainer(str(why)) from None

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +23,10 @@ def broker() -> Broker:
     return Broker(Node("here", (T4,)), "binpack")
 
 
-def container(name: str, units: int = 14, **fields: object) -> Job:
+def container(name: str, units: int = 14, **fields: Any) -> Job:
     """A container that requests this number of units of 1 GiB; its lease is in place."""
     request = Request(memory=Memory(units, 1024))
-    record = JobContainer(f"id-{name}", started=True, **fields)  # type: ignore[arg-type]
+    record = JobContainer(f"id-{name}", started=True, **fields)
     return job(name, request=request, requested_at=0.0, container=record)
 
 
@@ -132,9 +133,9 @@ def owners(machine: Mapping[int, object], *jobs: Job) -> dict[int, str]:
     return {pid: name for pid, name in found.items() if name}
 
 
-def placed(name: str, pid: int, **fields: object) -> Job:
+def placed(name: str, pid: int, **fields: Any) -> Job:
     """A container whose init is this process."""
-    made = container(name, **fields)
+    made = container(name, 14, **fields)
     made.pid = pid
     return made
 

@@ -31,7 +31,7 @@ _WHOLE, _NO_WAIT = "--whole-cards", "--no-wait"
 Words = Annotated[
     list[str],
     typer.Argument(
-        metavar="run [--gpu-mem 4] [--gpu-core 30] [OPTIONS] IMAGE [CMD]",
+        metavar="run --gpu-mem 4 IMAGE",
         help=f"fenka's options come first: {', '.join([*VARIABLES, _WHOLE, _NO_WAIT])}; "
         "then the engine's",
     ),

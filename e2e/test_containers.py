@@ -12,6 +12,7 @@ import pytest
 from e2e.podman import ALICE, IMAGE, PodmanMachine, eventually, image_archive, machine
 
 DEVICE = ("--device", "fenka.io/slice=4")
+FULL = pytest.mark.full
 RUNTIMES = [name for name in ("runc", "crun") if shutil.which(name)]
 
 pytestmark = [
@@ -47,12 +48,14 @@ def _remove_containers(podman: PodmanMachine) -> Iterator[None]:
     "options",
     [
         "",
-        "--user 1000",
-        "--read-only",
-        "--privileged",
-        "--pid=host",
-        "--cgroups=disabled",
-        "--init",
+        *(
+            pytest.param(f"--{option}", marks=FULL)
+            for option in ("user=1000", "read-only", "privileged")
+        ),
+        *(
+            pytest.param(f"--{option}", marks=FULL)
+            for option in ("pid=host", "cgroups=disabled", "init")
+        ),
     ],
 )
 def test_last_mib_of_the_slice_fits_and_no_more(podman: PodmanMachine, options: str) -> None:
@@ -64,7 +67,16 @@ def test_last_mib_of_the_slice_fits_and_no_more(podman: PodmanMachine, options: 
         assert done.stdout == f"1 4308 {result}\n", done.stderr
 
 
-@pytest.mark.parametrize("options", ["", "--user 1000", "--read-only", "--userns=keep-id"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        *(
+            pytest.param(f"--{option}", marks=FULL)
+            for option in ("user=1000", "read-only", "userns=keep-id")
+        ),
+    ],
+)
 def test_rootless_container_has_its_slice(
     podman: PodmanMachine, archive: Path, options: str
 ) -> None:
@@ -80,6 +92,7 @@ def test_rootless_container_has_its_slice(
     podman.podman("rm", "-f", "-t", "0", "a", user=ALICE)
 
 
+@FULL
 def test_rootless_container_counts_for_nobody_else(podman: PodmanMachine, archive: Path) -> None:
     """Annotations are the user's own words."""
     podman.podman("load", "-q", "-i", archive, user=ALICE)
@@ -105,6 +118,7 @@ def test_engine_works_while_a_container_is_held(podman: PodmanMachine) -> None:
     assert podman.podman("inspect", "-f", "{{.State.ExitCode}}", "third") == "143"
 
 
+@FULL
 def test_killed_container_is_restarted_with_a_new_lease(podman: PodmanMachine) -> None:
     """By its engine, which needs no command of fenka's."""
     podman.podman(
@@ -119,6 +133,7 @@ def test_killed_container_is_restarted_with_a_new_lease(podman: PodmanMachine) -
     assert again["id"] != job["id"]
 
 
+@FULL
 def test_containers_outlive_the_daemon(podman: PodmanMachine) -> None:
     """One that runs goes on, one that is held is granted by the next daemon, and one that starts waits."""
     most = ("--device", "fenka.io/slice=12")
@@ -135,6 +150,7 @@ def test_containers_outlive_the_daemon(podman: PodmanMachine) -> None:
     eventually(lambda: "1 1077 0" in podman.run("podman", "logs", name).stdout)
 
 
+@FULL
 def test_image_cannot_lead_the_lease_elsewhere(podman: PodmanMachine) -> None:
     """Its links are resolved in the container only, and its environment does not replace the shim."""
     hosts = sorted(os.listdir("/etc"))
@@ -158,6 +174,7 @@ def test_image_cannot_lead_the_lease_elsewhere(podman: PodmanMachine) -> None:
     assert sorted(os.listdir("/etc")) == hosts
 
 
+@FULL
 def test_twenty_starts_leave_no_mount_of_fenkas(podman: PodmanMachine) -> None:
     """Each has ten; all are in the container's namespace, and end with it."""
 
@@ -172,6 +189,7 @@ def test_twenty_starts_leave_no_mount_of_fenkas(podman: PodmanMachine) -> None:
     assert mounts() == before
 
 
+@FULL
 def test_twenty_at_once_get_their_turns(podman: PodmanMachine) -> None:
     """14 of one unit fit, and each finds its whole slice free when its turn comes."""
 

@@ -24,7 +24,7 @@ mount -t tmpfs none /run && mkdir /run/fenka && mount -t proc proc /proc || exit
 $PLACE
 echo made
 read go
-exec env LD_PRELOAD={SHIM} LD_LIBRARY_PATH={DRIVER} "$@"
+$EXEC env LD_PRELOAD={SHIM} LD_LIBRARY_PATH={DRIVER} "$@"
 """
 PLACE = "mount -t tmpfs -o mode=0755 fenka-lease /run/fenka"
 
@@ -39,6 +39,7 @@ class MiniContainer:
         *environment: str,
         id: str = "",
         place: str = PLACE,
+        child: bool = False,
     ) -> None:
         """Args:
         station: Whose daemon serves it.
@@ -46,12 +47,14 @@ class MiniContainer:
         environment: Its variables.
         id: The engine's id of it; empty for a new one.
         place: The shell command that makes the place of the lease.
+        child: Whether its first process stays a shell without the shim, as a static one would.
         """
         self.station, self.id = station, id or secrets.token_hex(32)
         self.bundle = Path(tempfile.mkdtemp(prefix="fenka-bundle-"))
         self.config: dict[str, Any] = {"process": {"args": ["hold"], "env": [*environment]}}
+        script = _INIT.replace("$PLACE", place).replace("$EXEC", "" if child else "exec")
         process = subprocess.Popen(
-            [*_UNSHARE, "sh", "-c", _INIT.replace("$PLACE", place), "sh", *HOLD, str(mib)],
+            [*_UNSHARE, "sh", "-c", script, "sh", *HOLD, str(mib)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

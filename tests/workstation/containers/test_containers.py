@@ -63,6 +63,18 @@ def test_container_is_held_until_its_slice_is_free(t4: Workstation) -> None:
     first.await_end()
 
 
+def test_first_call_of_cuda_is_held_where_the_first_process_has_no_shim(t4: Workstation) -> None:
+    """That of a static first process, such as `docker run --init` has."""
+    first, second = MiniContainer(t4), MiniContainer(t4, 15000, child=True)
+    first.start("slice=14")
+    second.start("slice=14")
+    assert second.program.says().startswith("fenka: waiting for this container's slice: place 1")
+    first.kill()
+    assert second.results() == [0]
+    second.kill()
+    second.await_end()
+
+
 def test_held_container_ends_at_once_when_it_is_terminated(t4: Workstation) -> None:
     """A first process ignores SIGTERM by default, and `docker stop` would take ten seconds."""
     first, second = MiniContainer(t4), MiniContainer(t4)

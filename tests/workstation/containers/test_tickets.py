@@ -14,6 +14,7 @@ from fenka.workstation.containers.container_request import (
 )
 from fenka.workstation.containers.hook_server import Caller, payer
 from fenka.workstation.containers.tickets import MAX_PER_USER, TTL_S, Tickets
+from fenka.workstation.main import InvalidOption, check_charge
 
 ALICE, BOB = 1000, 1001
 
@@ -122,6 +123,14 @@ def test_roots_container_is_paid_by_ticket_then_annotation_then_option(tickets: 
         payer("refuse", tickets)(caller(0), request())
     with pytest.raises(InvalidContainer, match="no user 'nobody-here'"):
         payer("root", tickets)(caller(0), request("nobody-here"))
+
+
+def test_unknown_user_of_the_option_is_reported_at_the_daemons_start() -> None:
+    """Not at each container's."""
+    for name in ("root", "refuse", "annotation"):
+        check_charge(name)
+    with pytest.raises(InvalidOption, match="--charge nobody-here: there is no user 'nobody-here'"):
+        check_charge("nobody-here")
 
 
 def test_podmans_annotation_counts_only_if_the_option_says_so(tickets: Tickets) -> None:

@@ -56,7 +56,7 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 CHARGES = ("root", "refuse", "annotation")
-"""Who pays for root's containers that name nobody, if it is not a user."""
+"""Rules about who pays for root's containers that name nobody, in place of a user."""
 
 Copy = tuple[str, Path, bool]
 """A mount: its place below /run/fenka, what is copied, and whether programs may write there."""

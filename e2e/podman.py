@@ -20,6 +20,8 @@ from e2e.machine import ClusterError
 
 ROOT = Path(__file__).parent.parent
 IMAGE = "localhost/slice:1"
+ARCHIVE = "/run/image.tar"
+"""The image on the machine, where every user can read it."""
 CARDS = "T4"
 ALICE = 61001
 
@@ -186,7 +188,8 @@ def machine(runtime: str, archive: Path) -> Iterator[PodmanMachine]:
     """A machine on which containers have slices."""
     made = PodmanMachine(runtime)
     try:
-        made.podman("load", "-q", "-i", archive)
+        made.run("cp", archive, ARCHIVE)
+        made.podman("load", "-q", "-i", ARCHIVE)
         made.start_daemon()
         made.fenka("containers", "on")
         yield made

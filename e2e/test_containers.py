@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.podman import ALICE, IMAGE, PodmanMachine, eventually, image_archive, machine
+from e2e.podman import ALICE, ARCHIVE, IMAGE, PodmanMachine, eventually, image_archive, machine
 
 DEVICE = ("--device", "fenka.io/slice=4")
 FULL = pytest.mark.full
@@ -24,10 +24,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An image of the client."""
-    folder = tmp_path_factory.mktemp("image")
-    for parent in (folder, *folder.parents[:2]):
-        parent.chmod(0o755)
-    return image_archive(folder)
+    return image_archive(tmp_path_factory.mktemp("image"))
 
 
 @pytest.fixture(scope="module", params=RUNTIMES)
@@ -77,11 +74,9 @@ def test_last_mib_of_the_slice_fits_and_no_more(podman: PodmanMachine, options: 
         ),
     ],
 )
-def test_rootless_container_has_its_slice(
-    podman: PodmanMachine, archive: Path, options: str
-) -> None:
+def test_rootless_container_has_its_slice(podman: PodmanMachine, options: str) -> None:
     """It counts for its user, whom the kernel names."""
-    podman.podman("load", "-q", "-i", archive, user=ALICE)
+    podman.podman("load", "-q", "-i", ARCHIVE, user=ALICE)
     for mib, result in ((4308, 0), (4309, 2)):
         words = (*options.split(), *DEVICE, IMAGE, "slice_client", str(mib))
         done = podman.container(*words, user=ALICE)
@@ -93,9 +88,9 @@ def test_rootless_container_has_its_slice(
 
 
 @FULL
-def test_rootless_container_counts_for_nobody_else(podman: PodmanMachine, archive: Path) -> None:
+def test_rootless_container_counts_for_nobody_else(podman: PodmanMachine) -> None:
     """Annotations are the user's own words."""
-    podman.podman("load", "-q", "-i", archive, user=ALICE)
+    podman.podman("load", "-q", "-i", ARCHIVE, user=ALICE)
     words = ("--annotation", "fenka.io/user=root", *DEVICE, IMAGE, "sleep", "1")
     assert podman.container(*words, user=ALICE).returncode != 0
     log = podman.run("cat", "/run/fenka/daemon.log").stdout

@@ -145,6 +145,17 @@ def test_containers_outlive_the_daemon(podman: PodmanMachine) -> None:
     eventually(lambda: "1 1077 0" in podman.run("podman", "logs", name).stdout)
 
 
+def test_containers_root_cannot_change_its_limits(podman: PodmanMachine) -> None:
+    """It lacks the capability, and the mounts are read-only."""
+    attempts = (
+        "busybox umount /run/fenka/lease; busybox mount -o remount,rw /run/fenka/lease",
+        "echo x > /run/fenka/lease/control; rm -f /run/fenka/lease/control /etc/ld.so.preload",
+        "unset LD_PRELOAD; exec slice_client 4309",
+    )
+    done = podman.container(*DEVICE, IMAGE, "sh", "-c", "; ".join(attempts))
+    assert done.stdout == "1 4308 2\n", done.stderr
+
+
 @FULL
 def test_image_cannot_lead_the_lease_elsewhere(podman: PodmanMachine) -> None:
     """Its links are resolved in the container only, and its environment does not replace the shim."""

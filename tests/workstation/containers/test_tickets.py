@@ -1,6 +1,7 @@
 """Who pays for a container of root's engine: tickets, annotations, and the daemon's option."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,7 @@ def test_user_with_too_many_tickets_loses_the_oldest(tickets: Tickets, clock: Cl
 
 def request(user: str = "", engine: Engine = "docker", ticket: str = "") -> DeviceRequest:
     """Return a container's request that names these."""
-    return DeviceRequest("c1", engine, JobSpec(), user=user, ticket=ticket)
+    return DeviceRequest("c1", engine, JobSpec(priority=5), user=user, ticket=ticket)
 
 
 def caller(uid: int) -> Caller:
@@ -103,9 +104,15 @@ def caller(uid: int) -> Caller:
     return Caller(PeerProcess(1, uid, -1, 1), uid)
 
 
+def payers(charge: str, tickets: Tickets) -> Callable[[Caller, DeviceRequest], int]:
+    """Return `payer` for the user alone."""
+    pays = payer(charge, tickets)
+    return lambda hook, container: pays(hook, container)[0]
+
+
 def test_rootless_container_is_paid_by_its_user(tickets: Tickets) -> None:
     """The kernel names the user; a ticket or another name changes nothing."""
-    pays = payer("refuse", tickets)
+    pays = payers("refuse", tickets)
     assert pays(caller(ALICE), request(ticket=tickets.make(BOB))) == ALICE
     assert pays(caller(ALICE), request(user_name(ALICE))) == ALICE
     with pytest.raises(InvalidContainer, match="only root's containers count for others"):
@@ -115,14 +122,14 @@ def test_rootless_container_is_paid_by_its_user(tickets: Tickets) -> None:
 def test_roots_container_is_paid_by_ticket_then_annotation_then_option(tickets: Tickets) -> None:
     """A ticket is the surest of them."""
     me = user_name(os.geteuid())
-    assert payer("root", tickets)(caller(0), request(me, ticket=tickets.make(BOB))) == BOB
-    assert payer("refuse", tickets)(caller(0), request(me)) == os.geteuid()
-    assert payer("root", tickets)(caller(0), request()) == 0
-    assert payer(me, tickets)(caller(0), request()) == os.geteuid()
+    assert payers("root", tickets)(caller(0), request(me, ticket=tickets.make(BOB))) == BOB
+    assert payers("refuse", tickets)(caller(0), request(me)) == os.geteuid()
+    assert payers("root", tickets)(caller(0), request()) == 0
+    assert payers(me, tickets)(caller(0), request()) == os.geteuid()
     with pytest.raises(InvalidContainer, match="nobody pays for this container"):
-        payer("refuse", tickets)(caller(0), request())
+        payers("refuse", tickets)(caller(0), request())
     with pytest.raises(InvalidContainer, match="no user 'nobody-here'"):
-        payer("root", tickets)(caller(0), request("nobody-here"))
+        payers("root", tickets)(caller(0), request("nobody-here"))
 
 
 def test_unknown_user_of_the_option_is_reported_at_the_daemons_start() -> None:
@@ -138,5 +145,17 @@ def test_podmans_annotation_counts_only_if_the_option_says_so(tickets: Tickets) 
     me = user_name(os.geteuid())
     podmans = request(me, "podman")
     with pytest.raises(InvalidContainer, match="nobody pays"):
-        payer("refuse", tickets)(caller(0), podmans)
-    assert payer("annotation", tickets)(caller(0), podmans) == os.geteuid()
+        payers("refuse", tickets)(caller(0), podmans)
+    assert payers("annotation", tickets)(caller(0), podmans) == os.geteuid()
+    priorities = {
+        (charge, engine): payer(charge, tickets)(caller(0), request(engine=engine))[1].priority
+        for charge in ("root", "annotation")
+        for engine in ("podman", "docker")
+    }
+    assert priorities == {
+        ("root", "podman"): 0,
+        ("root", "docker"): 5,
+        ("annotation", "podman"): 5,
+        ("annotation", "docker"): 5,
+    }
+    assert payer("root", tickets)(caller(ALICE), request(engine="podman"))[1].priority == 5

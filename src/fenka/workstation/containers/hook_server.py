@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec.structs import replace as replace_fields
+
 from fenka import procfs
 from fenka.core.errors import FenkaError
 from fenka.core.request import InvalidRequest
@@ -29,6 +31,7 @@ from fenka.isolation import proxy_install
 from fenka.isolation.lease_files import describe_os_error
 from fenka.isolation.mount_handles import copy_mount
 from fenka.isolation.sandbox import DRIVER, LEASE_ROOT, NODE, SHIM, LeaseMounts
+from fenka.jobs.job_spec import JobSpec
 from fenka.workstation import admission, protocol
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.connections import create_jobs
@@ -91,13 +94,13 @@ class HookServer:
         runtime: Runtime,
         controller: Controller,
         quotas: Admission,
-        payer: Callable[[Caller, DeviceRequest], int],
+        payer: Callable[[Caller, DeviceRequest], tuple[int, JobSpec]],
     ) -> None:
         """Args:
         runtime: The daemon's.
         controller: Its jobs.
         quotas: The users' limits.
-        payer: Returns the user that a container counts for. Raises InvalidContainer.
+        payer: Returns the user that a container counts for, and its job. Raises InvalidContainer.
         """
         self._runtime, self._controller = runtime, controller
         self._quotas, self._payer = quotas, payer
@@ -189,9 +192,9 @@ class HookServer:
             controller.replay(job.queue_id)
         else:
             self._check_free(pid)
-            init = replace(init, uid=self._payer(caller, request))
+            uid, spec = self._payer(caller, request)
             await self._settle(request.id)
-            job = self._new_job(caller, request, init)
+            job = self._new_job(caller, request, spec, replace(init, uid=uid))
             controller.clients.add(job.queue_id, client)
         try:
             former = self._kept(request.id)
@@ -263,15 +266,15 @@ class HookServer:
             if ended and scan.complete and not scan.pids(job.id):
                 self._controller.on_exit(job.id)
 
-    def _new_job(self, caller: Caller, request: DeviceRequest, init: PeerProcess) -> Job:
+    def _new_job(
+        self, caller: Caller, request: DeviceRequest, spec: JobSpec, init: PeerProcess
+    ) -> Job:
         """Return a new job. Raises InvalidContainer, QuotaExceeded, NotInLease, OSError."""
         broker, kept = self._controller.broker, self._kept(request.id)
         known = [job for job in broker.jobs.values() if job is not kept]
         account = caller.account if caller.process.uid else init.uid
         try:
-            (job,) = create_jobs(
-                request.spec, init, broker.node.unit_mib, known, time.time(), account
-            )
+            (job,) = create_jobs(spec, init, broker.node.unit_mib, known, time.time(), account)
             self._quotas.check_jobs(account, 1, known)
             job.container = JobContainer(request.id, request.engine, keep_s=request.keep_s)
             self._quotas.check_records(account, [job], known)
@@ -406,32 +409,37 @@ async def _readable(connection: socket.socket) -> None:
         loop.remove_reader(connection)
 
 
-def payer(charge: str, tickets: Tickets) -> Callable[[Caller, DeviceRequest], int]:
-    """Return how the user is found that a container counts for.
+def payer(charge: str, tickets: Tickets) -> Callable[[Caller, DeviceRequest], tuple[int, JobSpec]]:
+    """Return how the user is found that a container counts for, with its job at an allowed priority.
 
     Args:
         charge: Who pays for root's containers without a ticket or annotation: root, another user, or
-            `refuse`. With `annotation` Podman's annotations count, too, which may be the image's.
+            `refuse`. With `annotation` the user and the priority of Podman's annotations count, too, which
+            may be the image's.
         tickets: Those of this daemon.
     """
 
-    def pays(caller: Caller, request: DeviceRequest) -> int:
+    def pays(caller: Caller, request: DeviceRequest) -> tuple[int, JobSpec]:
         if caller.process.uid:
             if request.user and request.user != user_name(caller.account):
                 raise InvalidContainer(
                     f"only root's containers count for others: leave out fenka.io/user={request.user[:80]}"
                 )
-            return caller.account
+            return caller.account, request.spec
+        if request.engine != "podman" or charge == "annotation":
+            user, spec = request.user, request.spec
+        else:
+            user, spec = "", replace_fields(request.spec, priority=0)
         if request.ticket:
-            return tickets.use(request.ticket, request.id)
-        if request.user and (request.engine != "podman" or charge == "annotation"):
-            return user_id(request.user)
+            return tickets.use(request.ticket, request.id), spec
+        if user:
+            return user_id(user), spec
         if charge == "refuse":
             raise InvalidContainer(
                 "nobody pays for this container: start it with `fenka docker run`, or name a user in its "
                 "annotation fenka.io/user"
             )
-        return 0 if charge in ("root", "annotation") else user_id(charge)
+        return 0 if charge in ("root", "annotation") else user_id(charge), spec
 
     return pays
 

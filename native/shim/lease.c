@@ -53,6 +53,7 @@ static bool join(void) {
 }
 
 bool lease_join(void) {
+    lease_hold(); /* unlocked: it may take hours */
     os_lock(&joining);
     if (!lease_joined)
         __atomic_store_n(&lease_joined, join(), __ATOMIC_RELEASE);

@@ -183,6 +183,15 @@ enum os_result os_map_file(const char *path, size_t *bytes, void **address) {
 
 bool os_exists(const char *path) { return access(path, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR); }
 
+void os_read_text(const char *path, char *text, size_t room) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    ssize_t bytes = fd >= 0 ? read(fd, text, room - 1) : 0;
+    if (fd >= 0)
+        close(fd);
+    text[bytes > 0 ? bytes : 0] = 0;
+    text[strcspn(text, "\n")] = 0;
+}
+
 void os_unmap(void *address, size_t bytes) { munmap(address, bytes); }
 
 /* A line of /proc/self/maps: "start-end rwxp offset device inode path". Offset, device and inode identify the
@@ -291,6 +300,22 @@ void os_sleep_until(uint64_t nanoseconds) {
 }
 
 void os_yield(void) { sched_yield(); }
+
+bool os_is_first_process(void) { return getpid() == 1; }
+
+static void end_by_signal(int number) { _exit(128 + number); }
+
+void os_obey_signals(bool obey) {
+    static struct sigaction terminate, interrupt;
+    if (obey) {
+        struct sigaction end = {.sa_handler = end_by_signal};
+        sigaction(SIGTERM, &end, &terminate);
+        sigaction(SIGINT, &end, &interrupt);
+    } else {
+        sigaction(SIGTERM, &terminate, NULL);
+        sigaction(SIGINT, &interrupt, NULL);
+    }
+}
 
 void os_print_error(const char *line) {
     ssize_t ignored = write(STDERR_FILENO, line, strlen(line));

@@ -39,6 +39,8 @@ enum os_result os_map_file(const char *path, size_t *bytes, void **address);
 void os_guard(void *address, size_t bytes, void (*lost)(void));
 void os_unguard(void *address);
 bool os_exists(const char *path); /* also if it must not be read */
+/* Reads the beginning of a file as one string without line breaks, empty if it cannot be read. */
+void os_read_text(const char *path, char *text, size_t room);
 void os_unmap(void *address, size_t bytes);
 /* Counts this process's mappings of the file that is mapped from its beginning at `address`; 0 = unknown. */
 unsigned os_count_mappings(const void *address);
@@ -63,6 +65,10 @@ uint64_t os_nanoseconds(void);
 void os_sleep_until(uint64_t nanoseconds);
 
 void os_yield(void);
+
+bool os_is_first_process(void); /* of its PID namespace */
+/* Lets SIGTERM and SIGINT end a first process, which they do not by themselves; or as they did before. */
+void os_obey_signals(bool obey);
 void os_print_error(const char *line); /* to standard error, in one write */
 
 /* Locks are private to the process, so they end with it. */

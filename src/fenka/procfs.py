@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 PROC = Path("/proc")
 
@@ -286,9 +287,9 @@ def in_other_user_namespace(pid: int) -> bool:
         return False
 
 
-def open_user_namespace(pid: int) -> int:
-    """Return a descriptor that keeps the inode of a user namespace from being reused. Raises OSError."""
-    return os.open(PROC / str(pid) / "ns" / "user", os.O_RDONLY | os.O_CLOEXEC)
+def open_namespace(pid: int, kind: str) -> int:
+    """Return a descriptor that keeps the inode of a namespace from being reused. Raises OSError."""
+    return os.open(PROC / str(pid) / "ns" / kind, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def user_namespace_owner(pid: int) -> int | None:
@@ -298,7 +299,7 @@ def user_namespace_owner(pid: int) -> int | None:
     is in ours or not below it. Raises OSError.
     """
     own, owner = namespace_inode("self", "user"), None
-    with contextlib.closing(_outwards(open_user_namespace(pid))) as namespaces:
+    with contextlib.closing(_outwards(open_namespace(pid, "user"))) as namespaces:
         for descriptor in namespaces:
             if os.fstat(descriptor).st_ino == own:
                 return owner
@@ -308,7 +309,7 @@ def user_namespace_owner(pid: int) -> int | None:
 
 
 def _outwards(descriptor: int) -> Generator[int, None, None]:
-    """Yield descriptors of a user namespace and of those around it that may be seen; close them."""
+    """Yield descriptors of a user or PID namespace and of those around it that may be seen; close them."""
     try:
         for _ in range(_DEEPEST):
             yield descriptor
@@ -322,30 +323,33 @@ def _outwards(descriptor: int) -> Generator[int, None, None]:
         os.close(descriptor)
 
 
-class UserNamespaceAncestry:
-    """Finds the nearest of some user namespaces that a process is in, directly or nested.
+class NamespaceAncestry:
+    """Finds the nearest of some user or PID namespaces that a process is in, directly or nested.
 
-    A process enters a user namespace by making it, by birth, or with the rights of its owner. It can leave it
+    A process enters such a namespace by making it, by birth, or with the rights of its owner. It can leave it
     only for a nested one, whatever it does with chroot, mounts or its identity. An object serves one scan:
     inodes are cached.
     """
 
-    def __init__(self, known: Mapping[int, str]) -> None:
-        """known: names of user namespaces by inode."""
-        self._known = known
-        self._own = namespace_inode("self", "user")
+    def __init__(self, kind: Literal["user", "pid"], known: Mapping[int, str]) -> None:
+        """Args:
+        kind: Of the namespaces.
+        known: Their names by inode.
+        """
+        self._kind, self._known = kind, known
+        self._own = namespace_inode("self", kind)
         self._names: dict[int, str | None] = {self._own: known.get(self._own)}
 
     def name(self, pid: int) -> str | None:
         """Return the name of the nearest known one. Raises OSError."""
-        number = namespace_inode(pid, "user")
+        number = namespace_inode(pid, self._kind)
         if number not in self._names:
-            self._names[number] = self._climb(open_user_namespace(pid))
+            self._names[number] = self._climb(open_namespace(pid, self._kind))
         return self._names[number]
 
     def is_ours(self, pid: int) -> bool:
-        """Return whether a process is in our user namespace itself. Raises OSError."""
-        return namespace_inode(pid, "user") == self._own
+        """Return whether a process is in our namespace itself. Raises OSError."""
+        return namespace_inode(pid, self._kind) == self._own
 
     def _climb(self, descriptor: int) -> str | None:
         with contextlib.closing(_outwards(descriptor)) as namespaces:
@@ -354,6 +358,59 @@ class UserNamespaceAncestry:
                 if number in self._known or number == self._own:
                     return self._known.get(number)
         return None
+
+
+# --- control groups ---------------------------------------------------------------------------------
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_DEVICES = _CGROUPS / "devices"
+"""Where version 1 of control groups has the rules for devices. Without it, version 2 has them."""
+
+
+def cgroup(pid: int) -> str:
+    """Return a process's control group below `cgroup_directory`; empty if it is not known. Raises OSError."""
+    name = b"devices" if _DEVICES.is_dir() else b""
+    for line in (PROC / str(pid) / "cgroup").read_bytes().splitlines():
+        _, names, path = line.split(b":", 2)
+        if name in names.split(b","):
+            return os.fsdecode(path)
+    return ""
+
+
+def cgroup_directory(group: str) -> Path:
+    """Return the directory of a control group, which exists as long as the group."""
+    root = _DEVICES if _DEVICES.is_dir() else _CGROUPS
+    return root / group.lstrip("/")
+
+
+def cgroup_inode(group: str) -> int:
+    """Return the inode of a control group, which is not reused; 0 if there is no such group."""
+    try:
+        return cgroup_directory(group).stat().st_ino
+    except OSError:
+        return 0
+
+
+def cgroup_of_one(pid: int) -> str:
+    """Return a process's control group if it is the only one in there; else nothing. Raises OSError.
+
+    That of a session or a service, whose other processes do not belong to it, is none.
+    """
+    group = cgroup(pid)
+    if group.strip("/"):
+        with contextlib.suppress(FileNotFoundError):
+            members = (cgroup_directory(group) / "cgroup.procs").read_bytes().split()
+            return group if [*map(int, members)] == [pid] else ""
+    return ""
+
+
+def nearest_cgroup(group: str, known: Mapping[str, str]) -> str | None:
+    """Return the name of the nearest known control group that a group is, or is below."""
+    while group.strip("/"):
+        if group in known:
+            return known[group]
+        group = group.rpartition("/")[0]
+    return None
 
 
 # --- mounts -------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.hardware import driver_places
+from fenka.hardware import driver_edits, driver_places
 from fenka.hardware.driver_places import LIBRARIES, InvalidDriverRoot, Search, search
 from fenka.node.lease import files
 from tests.hardware.trees import elf, install_driver
@@ -50,7 +50,7 @@ def test_driver_is_found_where_people_have_it(tmp_path: Path, place: str) -> Non
     assert directory(found) == place
     assert not found.problem
     assert [looked.directory for looked in found.looked if looked.result] == [place]
-    edits = files.driver_edits([0], VERSION, tmp_path)
+    edits = driver_edits.driver_edits([0], VERSION, tmp_path)
     assert edits.libraries["libcuda.so.1"] == Path(place) / f"libcuda.so.{VERSION}"
     assert files.nvml_file(tmp_path) == tmp_path / place[1:] / f"libnvidia-ml.so.{VERSION}"
 
@@ -82,7 +82,9 @@ def test_debian_links_only_the_main_libraries(tmp_path: Path) -> None:
     found = look(tmp_path)
     assert directory(found) == f"{DEBIAN}/nvidia/current"
     assert len(found.found) == 1
-    sources = {str(mount.source) for mount in files.driver_edits([0], VERSION, tmp_path).mounts}
+    sources = {
+        str(mount.source) for mount in driver_edits.driver_edits([0], VERSION, tmp_path).mounts
+    }
     assert sources == {f"{DEBIAN}/nvidia/current/libnvidia-ptxjitcompiler.so.{VERSION}"}
 
 
@@ -192,15 +194,17 @@ def test_restarted_driver_container_is_looked_up_again(tmp_path: Path) -> None:
     """Each lease is made with what is there then: nothing, and the next version."""
     root = tmp_path / "run/nvidia/driver"
     install_driver(root, "/usr/lib64", "570.1")
-    assert files.driver_edits([0], "570.1", tmp_path).libraries
+    assert driver_edits.driver_edits([0], "570.1", tmp_path).libraries
     shutil.rmtree(root)
     root.mkdir()
-    with pytest.raises(files.NoDriverFiles, match=r"no libcuda\.so\.570\.1 is in the \d+ places"):
-        files.driver_edits([0], "570.1", tmp_path)
+    with pytest.raises(
+        driver_edits.NoDriverFiles, match=r"no libcuda\.so\.570\.1 is in the \d+ places"
+    ):
+        driver_edits.driver_edits([0], "570.1", tmp_path)
     install_driver(root, "/usr/lib64", VERSION)
-    with pytest.raises(files.NoDriverFiles, match=f"driver {VERSION}"):
-        files.driver_edits([0], "570.1", tmp_path)
-    libraries = files.driver_edits([0], VERSION, tmp_path).libraries
+    with pytest.raises(driver_edits.NoDriverFiles, match=f"driver {VERSION}"):
+        driver_edits.driver_edits([0], "570.1", tmp_path)
+    libraries = driver_edits.driver_edits([0], VERSION, tmp_path).libraries
     assert libraries[LIBRARIES[0]] == Path(f"/run/nvidia/driver/usr/lib64/libcuda.so.{VERSION}")
 
 
@@ -210,7 +214,7 @@ def test_programs_are_the_driver_container_s_own(tmp_path: Path) -> None:
     install_driver(root, "/usr/lib64", VERSION)
     (root / "usr/bin").mkdir()
     (root / "usr/bin/nvidia-smi").write_bytes(elf())
-    (mount,) = files.driver_edits([0], VERSION, tmp_path).mounts
+    (mount,) = driver_edits.driver_edits([0], VERSION, tmp_path).mounts
     assert (str(mount.source), str(mount.target)) == (
         "/run/nvidia/driver/usr/bin/nvidia-smi",
         "/usr/bin/nvidia-smi",

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fenka.core.request import Slice
+from fenka.hardware import driver_edits
 from fenka.isolation import lease_files as isolation_files
 from fenka.node.lease import files
 from fenka.node.lease.store import Lease
@@ -18,7 +19,7 @@ SELINUX = "security.selinux"
 
 def driver(root: Path) -> None:
     """The files of a driver, and of two cards."""
-    libraries = root / files.LIBRARY_DIRECTORIES[0].relative_to("/")
+    libraries = root / driver_edits.LIBRARY_DIRECTORIES[0].relative_to("/")
     libraries.mkdir(parents=True)
     for name in ("cuda", "nvidia-ml", "nvidia-ptxjitcompiler", "nvcuvid", "GLX_nvidia"):
         (libraries / f"lib{name}.so.{VERSION}").write_bytes(ELF)
@@ -34,13 +35,13 @@ def driver(root: Path) -> None:
 def test_driver_edits_have_only_the_allocated_cards(tmp_path: Path) -> None:
     """The driver's two main libraries stand behind the proxy, the others in place."""
     driver(tmp_path)
-    made = files.driver_edits([1], VERSION, tmp_path)
+    made = driver_edits.driver_edits([1], VERSION, tmp_path)
     assert [str(device) for device in made.devices] == [
         "/dev/nvidia1",
         "/dev/nvidiactl",
         "/dev/nvidia-uvm",
     ]
-    place = files.LIBRARY_DIRECTORIES[0]
+    place = driver_edits.LIBRARY_DIRECTORIES[0]
     assert made.libraries == {
         "libcuda.so.1": place / f"libcuda.so.{VERSION}",
         "libnvidia-ml.so.1": place / f"libnvidia-ml.so.{VERSION}",
@@ -57,8 +58,8 @@ def test_driver_edits_have_only_the_allocated_cards(tmp_path: Path) -> None:
 
 def test_driver_edits_fail_with_a_sentence_when_the_driver_is_missing(tmp_path: Path) -> None:
     """The program logs it."""
-    with pytest.raises(files.NoDriverFiles, match=r"no libcuda\.so\.550\.163\.01 is in"):
-        files.driver_edits([0], VERSION, tmp_path)
+    with pytest.raises(driver_edits.NoDriverFiles, match=r"no libcuda\.so\.550\.163\.01 is in"):
+        driver_edits.driver_edits([0], VERSION, tmp_path)
 
 
 def test_specification_has_every_part_of_a_lease(library: Path, tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_specification_has_every_part_of_a_lease(library: Path, tmp_path: Path) 
         "/etc/ld.so.preload",
         "/etc/ld-nix.so.preload",
         "/usr/lib64/libcuda.so.1",
-        f"{files.LIBRARY_DIRECTORIES[0]}/libnvidia-ml.so.1",
+        f"{driver_edits.LIBRARY_DIRECTORIES[0]}/libnvidia-ml.so.1",
     } <= set(targets)
     written = [mount["containerPath"] for mount in edits["mounts"] if "rw" in mount["options"]]
     assert written == ["/run/fenka/account", "/run/fenka/simulated"]

@@ -15,10 +15,10 @@ from fenka.core.request import Slice
 from fenka.dialects.base import NVIDIA_GPU
 from fenka.dialects.lease_records import REFUSED
 from fenka.hardware import nvml_mig
+from fenka.hardware.driver_edits import LIBRARY_DIRECTORIES
 from fenka.hardware.nvml import GpuProcess, Hardware, Xid
 from fenka.isolation.driver_usage import ActivityTracker
 from fenka.node.driver import NodeDriver
-from fenka.node.lease import files as lease_files
 from fenka.node.lease.store import Lease
 from fenka.node.mig_instances import InstanceDevice
 from fenka.node.monitor.metrics import Exporter
@@ -271,7 +271,7 @@ async def test_only_the_instance_is_unhealthy_when_an_error_concerns_it_alone(
 
 def test_container_gets_the_device_files_of_its_instances_and_no_others(tmp_path: Path) -> None:
     """Those of the card, of the GPU instance and of the compute instance."""
-    install_driver(tmp_path, str(lease_files.LIBRARY_DIRECTORIES[0]), "550.1")
+    install_driver(tmp_path, str(LIBRARY_DIRECTORIES[0]), "550.1")
     driver = SimpleNamespace(minor=lambda _: 3, version="550.1")
     hardware = cast("Hardware", SimpleNamespace(driver=driver))
     piece = Slice(0, DeviceId("GPU-1/4/3g.20gb"), 20096, 0)

@@ -297,10 +297,10 @@ async def test_scan_is_incomplete_when_no_descriptor_is_left(
 ) -> None:
     """No lease is released by such a scan."""
 
-    def no_descriptor_left(_: object) -> None:
+    def no_descriptor_left(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(procfs, "open_user_namespace", no_descriptor_left)
+    monkeypatch.setattr(procfs, "open_namespace", no_descriptor_left)
     monkeypatch.setattr(procfs, "pids", lambda: [os.getpid()])
     monkeypatch.setattr(procfs, "namespace_inode", lambda pid, _: 1 if pid == "self" else 2)
     assert not (await lease_processes.LeaseProcesses(list, leases).scan()).complete

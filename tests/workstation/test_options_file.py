@@ -63,7 +63,7 @@ def test_each_mistake_has_a_sentence(station: Workstation, write: Callable[[str]
         f"{path}: no policy is called first: choose one of binpack, spread; "
         f"{path}: unit must be a word, not 4; "
         f"{path}: there is no option colour: there are simulate, policy, unit, only, mig, driver, "
-        "metrics-port, price, currency, history-size, no-history; "
+        "metrics-port, price, currency, history-size, charge, no-history; "
         f"{path}: metrics-port must be a number, not '9'"
     )
     for words in (("--show-config",), ("--background",), ()):

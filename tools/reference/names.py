@@ -20,6 +20,7 @@ SHORT = {"gpushare", "cgpu"}
 TITLES = {
     "request": "What pods request",
     "pod": "What people write on pods",
+    "container": "What containers of a workstation request",
     "node": "What people write on nodes",
     "record": "What fenka writes on pods",
     "inventory": "What fenka writes on nodes",

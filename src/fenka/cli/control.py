@@ -48,7 +48,7 @@ from fenka.local import runs, training_commands
 from fenka.local.records import TRAININGS
 from fenka.views.workloads import ServiceVersion, TrainingJob, Workload, is_program
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import DaemonConnection
+from fenka.workstation.client import DaemonConnection, known_snapshot
 
 
 def stop(
@@ -83,12 +83,15 @@ def _stop_here(names: Sequence[str], grace: float) -> None:
         training_commands.stop(name)
         print(f"{name}: stopped")
     if others := [name for name in names if name not in trainings]:
+        here = known_snapshot()
+        containers = {job.name for job in here.jobs if job.container_id} if here else set[str]()
         with DaemonConnection(paths.current()) as connection:
             request = protocol.StopJob(others, grace)
             answer = connection.request(request, protocol.JobsStopped)
         failures += answer.failures
         for name in answer.stopped:
-            print(f"{escape(name)}: stopped")
+            again = "; its engine may start it again" if name in containers else ""
+            print(f"{escape(name)}: stopped{again}")
     for name in trainings:
         if name not in pending:
             training_commands.stop(name)

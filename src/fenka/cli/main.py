@@ -87,6 +87,21 @@ ADMIN: Groups = {
         Command(
             "daemon", "admin.daemon_command", "Lease this machine's cards. Other commands start it."
         ),
+        Command(
+            "containers", "admin.containers", "Let containers have slices, whatever the engine."
+        ),
+        Command(
+            "docker",
+            "container_engines",
+            "Start a container of Docker with a slice.",
+            passes_arguments=True,
+        ),
+        Command(
+            "podman",
+            "container_engines",
+            "Start a container of Podman with a slice.",
+            passes_arguments=True,
+        ),
         Command("proxy", "admin.proxy:app", "Install and check libraries in front of the driver."),
     ),
     "Cluster": (

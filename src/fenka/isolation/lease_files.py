@@ -169,6 +169,14 @@ def account_file(directory: Path) -> Path:
     return directory / "account" / "slots"
 
 
+def pending_file(directory: Path) -> Path:
+    """Return the path of the file that a lease has until its slice is granted. directory: the lease's.
+
+    It holds the program of a container that has started already, which prints its text (native/shim/hold.c).
+    """
+    return directory / "lease" / "pending"
+
+
 def create_lease(
     directory: Path, lease: str, limits: tuple[Limit, ...], owner: int | None = None
 ) -> None:
@@ -180,10 +188,21 @@ def create_lease(
         limits: What it may use of its cards.
         owner: As for :func:`account.create`.
     """
+    prepare_lease(directory, owner)
+    grant_lease(directory, lease, limits)
+
+
+def prepare_lease(directory: Path, owner: int | None = None) -> None:
+    """Create a lease's empty account and mount points. Raises OSError. Arguments as for `create_lease`."""
     for name in (SHIM.name, *NEXT_LIBRARIES):
         (directory / "lease" / name).touch(mode=0o644)
-    lease_control.write(control_page(directory), Control(lease=lease, limits=limits))
     account.create(account_file(directory), owner)
+
+
+def grant_lease(directory: Path, lease: str, limits: tuple[Limit, ...]) -> None:
+    """Create a lease's control page; what was held by its lack goes on. Raises InvalidControl, OSError."""
+    lease_control.write(control_page(directory), Control(lease=lease, limits=limits))
+    pending_file(directory).unlink(missing_ok=True)
 
 
 def install_native(target: Path, complete: Callable[[Path], None] = lambda _: None) -> Path:

@@ -18,7 +18,7 @@ from fenka.core.request import ComputeMode, InvalidRequest
 from fenka.formats.quantities import parse_inside, parse_profile
 from fenka.isolation.lease_control import constant
 
-JobKind = Literal["run", "notebook", "training", "service"]
+JobKind = Literal["run", "notebook", "training", "service", "container"]
 Isolation = Literal["namespace", "cooperative"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from fenka.core.inventory import Card
-from fenka.hardware import card_lock
+from fenka.hardware import card_lock, driver_edits
 from fenka.hardware.card_lock import MACHINE, CardLocked
+from fenka.hardware.driver_edits import ContainerEdits
 from fenka.hardware.nvml import Driver, DriverLost, Hardware, NoDriver
 from fenka.hardware.nvml_mig import NoCapability, administration_files
 from fenka.hardware.simulated_node import SimulatedNode
 from fenka.node.inventory import CardHealth
 from fenka.node.lease import files as lease_files
-from fenka.node.lease.files import ContainerEdits
 from fenka.node.lease.store import Lease
 from fenka.node.monitor.usage import BusyNs
 
@@ -74,7 +74,7 @@ class NodeDriver:
             minors = [hardware.driver.minor(piece.card_uuid) for piece in lease.slices]
             files = [Path(file) for instance in lease.instances.values() for file in instance.files]
             version = hardware.driver.version
-            return lease_files.driver_edits(minors, version, self._host, files, self._driver_root)
+            return driver_edits.driver_edits(minors, version, self._host, files, self._driver_root)
 
         return real
 

@@ -12,6 +12,7 @@ from fenka.core.inventory import DeviceId
 from fenka.dialects import nvidia_mig
 from fenka.dialects.mig_records import DividedCard
 from fenka.dialects.registry import leased_resources, node_resources
+from fenka.hardware.driver_edits import NoDriverFiles
 from fenka.isolation.lease_control import InvalidControl
 from fenka.node.advertiser import Advertised, DeviceAdvertiser, ModeSelector
 from fenka.node.inventory import CardHealth, NodeInventory
@@ -19,7 +20,7 @@ from fenka.node.kubelet.client import Claim, Kubelet, KubeletUnavailable
 from fenka.node.kubelet.plugin import Plugin
 from fenka.node.lease import pod_processes, reconciler
 from fenka.node.lease.capacity import Allocations
-from fenka.node.lease.files import LeaseFiles, NoDriverFiles
+from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.pod_processes import OverduePods
 from fenka.node.lease.report import Denials, Reporter
 from fenka.node.lease.resize import Resizer

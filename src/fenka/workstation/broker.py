@@ -276,6 +276,22 @@ class Broker:
             return [*others, *removed, RejectJob(first, reason, final=False)]
         return effects
 
+    def succeed(self, former: Job, job: Job, now: float) -> list[Effect]:
+        """Grant the kept slice of a container to its next start, which requests the same."""
+        placement = former.placement
+        assert placement is not None
+        effects = self._remove([former], now)
+        self._add(job)
+        self._assume(job, placement, now)
+        return [*effects, GrantLease((job,)), *self._schedule(now)]
+
+    def _assume(self, job: Job, placement: Placement, now: float) -> None:
+        job.state, job.grant_expires_at = "starting", now + GRANT_TTL_S
+        limit_s = job.spec.time_limit_s
+        job.deadline = None if limit_s is None else now + limit_s
+        self.ledger.assume(job.id, placement, job.grant_expires_at)
+        self._allocate(job, placement, now)
+
     def confirm(self, job_id: str, now: float) -> bool:
         """Record that the client has entered its lease. Return False if the grant had expired."""
         job = self.jobs.get(job_id)
@@ -465,6 +481,10 @@ class Broker:
         """Return the jobs that hold slices."""
         return [job for job in self.jobs.values() if job.placement]
 
+    def leased(self) -> list[Job]:
+        """Return the jobs that have a lease. A container has one before its slice is granted."""
+        return [job for job in self.jobs.values() if job.placement or job.in_container]
+
     def held_devices(self) -> set[str]:
         """Return the UUIDs of the cards and instances that jobs hold slices of."""
         return {piece.uuid for job in self.placed() for piece in job.slices}
@@ -582,10 +602,10 @@ class Broker:
         self.usage_history.start(job.id, str(job.account), cards, job.requested_at, since, now)
 
     def _cancel(self, jobs: Sequence[Job], now: float) -> list[Effect]:
-        running = [job for job in jobs if job.state == "running"]
+        started = [job for job in jobs if job.started]
         return [
-            *map(Terminate, running),
-            *self._remove([job for job in jobs if job.state != "running"], now),
+            *map(Terminate, started),
+            *self._remove([job for job in jobs if not job.started], now),
         ]
 
     def _remove(self, jobs: Sequence[Job], now: float, *, record: bool = True) -> list[Effect]:
@@ -602,6 +622,7 @@ class Broker:
                 del self._entries[job.queue_id]
             if job.placement is not None:
                 self._release(job, now)
+            if job.placement is not None or job.in_container:
                 effects.append(RemoveLease(job))
         return effects
 
@@ -700,11 +721,7 @@ class Broker:
         for queue_id, placements in result.placed:
             jobs = self._entries[queue_id]
             for job, placement in zip(jobs, placements, strict=True):
-                job.state, job.grant_expires_at = "starting", now + GRANT_TTL_S
-                limit_s = job.spec.time_limit_s
-                job.deadline = None if limit_s is None else now + limit_s
-                self.ledger.assume(job.id, placement, job.grant_expires_at)
-                self._allocate(job, placement, now)
+                self._assume(job, placement, now)
             del self._queue[queue_id]
             self._reported.pop(queue_id, None)
             self.on_granted(jobs, now)

@@ -208,6 +208,7 @@ class RequestHandler:
     rehearsals: Rehearsals
     stopped: asyncio.Event
     recorder: MachineRecorder
+    make_ticket: Callable[[int], str]
 
     def has_pending_request(self, client: Client) -> bool:
         """Return whether the client waits for a lease, and may be silent."""
@@ -247,6 +248,8 @@ class RequestHandler:
                 self._check_stop(client, message)
                 client.send(protocol.Done())
                 self.stopped.set()
+            case protocol.CreateTicket():
+                client.send(protocol.Done(self._make_ticket(client)))
             case protocol.GetHistory() | protocol.GetUsage():
                 client.send(await self.recorder.answer(message))
             case _:
@@ -358,7 +361,11 @@ class RequestHandler:
                 stopped[jobs[0].queue_id] = jobs
         for job in (job for jobs in stopped.values() for job in jobs):
             job.mark_ending("stopped", user_name(client.uid))
-        pending = [queue_id for queue_id, jobs in stopped.items() if jobs[0].state == "waiting"]
+        pending = [
+            queue_id
+            for queue_id, jobs in stopped.items()
+            if jobs[0].state == "waiting" or jobs[0].kept
+        ]
         self.controller.cancel_pending(pending)
         ends = (self._end(jobs, request.grace_s) for jobs in stopped.values())
         results = await asyncio.gather(*ends)
@@ -414,6 +421,14 @@ class RequestHandler:
         # Only who may give others' places away may take them.
         self.resizer.resize(job, request, reserved=_owns_daemon(client))
         return job.name
+
+    def _make_ticket(self, client: Client) -> str:
+        if os.geteuid() != 0:
+            raise RequestRefused(
+                "containers get slices from root's daemon only, and this one is "
+                f"{user_name(os.geteuid())}'s: `sudo fenka daemon --background` starts root's"
+            )
+        return self.make_ticket(client.account)
 
     def _check_stop(self, client: Client, request: protocol.StopDaemon) -> None:
         if not _owns_daemon(client):

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
@@ -96,18 +97,28 @@ class Client:
             self.writer.write(protocol.encode(message) + b"\n")
 
 
+class Requester(Protocol):
+    """The connection of a process that has requested a job."""
+
+    job: str | None
+    """The queue id, or the id of a gang's member."""
+
+    def send(self, message: protocol.Message) -> None:
+        """Queue a message without waiting."""
+
+
 class ConnectedClients:
     """The connected clients by what they have requested: a queue id, or the id of a gang's member."""
 
     def __init__(self) -> None:
-        self._clients: dict[str, Client] = {}
+        self._clients: dict[str, Requester] = {}
 
-    def add(self, job: str, client: Client) -> None:
+    def add(self, job: str, client: Requester) -> None:
         """Register the client for a job. A client that was registered for it before is replaced."""
         client.job = job
         self._clients[job] = client
 
-    def remove(self, client: Client) -> bool:
+    def remove(self, client: Requester) -> bool:
         """Unregister a client. Return False if it was not, or another has taken its place."""
         if client.job is None or self._clients.get(client.job) is not client:
             return False
@@ -173,6 +184,12 @@ class Controller:
         self._watches.watch(self.broker.jobs_of(jobs[0].queue_id))
         self._apply(effects)
 
+    def succeed(self, former: Job, job: Job) -> None:
+        """Grant the kept slice of a container to its next start. Raises OSError."""
+        effects = self.broker.succeed(former, job, time.time())
+        self._watches.watch_job(job)
+        self._apply(effects)
+
     def replay(self, queue_id: str) -> None:
         """Repeat the last report about a job to a client that has reconnected. Raises OSError."""
         self._apply(self.broker.replay(queue_id), save=False)
@@ -186,10 +203,21 @@ class Controller:
 
     def confirm(self, job: Job) -> None:
         """Record that the job's process is in its lease. Raises NotInLease, OSError."""
-        if not job.cooperative:
+        if not job.cooperative and not job.in_container:
             self.processes.record_entry(job)
         self.broker.confirm(job.id, time.time())
         self.save()
+
+    def place_container(self, job: Job) -> None:
+        """Record that a container has its lease, whether its slice is granted or not. Raises OSError."""
+        assert job.in_container
+        if job.id not in self.broker.jobs:
+            raise OSError("its slice was released before the container had started")
+        job.in_container.started = True
+        if job.state == "starting":
+            self.confirm(job)
+        else:
+            self.save()
 
     def record_placement(self, job: Job, placement: Placement) -> None:
         """Record what a resized job holds now. Raises Conflict, OSError."""
@@ -210,6 +238,12 @@ class Controller:
         """Release the job's slice. Memory that it has left in use counts as taken before anything is
         granted."""
         job = self.broker.jobs.get(job_id)
+        if job is not None and job.in_container and job.is_to_be_kept:
+            keep_s = job.in_container.keep_s
+            job.in_container.kept_until = time.time() + keep_s
+            asyncio.get_running_loop().call_later(keep_s, self.on_exit, job_id)
+            self._apply_later()
+            return
         if job is not None and job.state == "running" and self._observe_leftover(job):
             asyncio.get_running_loop().call_later(RECHECK_DELAY_S, self._observe_leftover, job)
         self._apply_later(self.broker.on_exit(job_id, time.time()))
@@ -309,7 +343,9 @@ class Controller:
         for job in placed:
             self.leases.register(job)
             self._schedule_deadline(job)
-            if job.state == "starting":
+            if job.state == "starting" and job.started:
+                self._grant((job,))  # the daemon was killed before its program was let go
+            elif job.state == "starting":
                 self._schedule_expiry()
             elif not self.leases.intact(job.id):
                 log(
@@ -406,6 +442,9 @@ class Controller:
             self.leases.create(job)
             self._schedule_deadline(job)
         first = jobs[0]
+        if first.in_container and first.in_container.started:
+            self.confirm(first)
+            return
         granted: protocol.Message = self.leases.grant(first)
         if first.gang:
             granted = protocol.GangGranted(first.gang.name, [job.id for job in jobs])

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fenka.core.errors import FenkaError
 from fenka.hardware.card_spec import NodeError
 from fenka.hardware.nvml import Hardware, NoDriver, Reading
 from fenka.isolation import compute_feedback, pid_namespaces
@@ -23,12 +24,15 @@ from fenka.workstation.admission import Admission
 from fenka.workstation.broker import Broker
 from fenka.workstation.cards import CardObserver, SliceActivity
 from fenka.workstation.connections import Connections, JobResizer, RequestHandler
+from fenka.workstation.containers import cdi_devices, hook_server
+from fenka.workstation.containers.hook_server import HookServer
+from fenka.workstation.containers.tickets import Tickets
 from fenka.workstation.controller import ConnectedClients, Controller
 from fenka.workstation.files import DaemonConfig, History, RunningJobs
 from fenka.workstation.layouts import Layouts
 from fenka.workstation.lease_processes import LeaseProcesses, Terminator
 from fenka.workstation.leases import Leases
-from fenka.workstation.lifetime import ShutdownSignals, log_unhandled
+from fenka.workstation.lifetime import ShutdownSignals, describe, log, log_unhandled
 from fenka.workstation.paths import Runtime
 from fenka.workstation.presence import Presence
 from fenka.workstation.recording.machine_recorder import MachineRecorder
@@ -64,7 +68,7 @@ class Daemon:
         self.config = config
         self.runtime, self.hardware, self.broker = runtime, hardware, broker
         self._stopped = asyncio.Event()
-        self._processes = LeaseProcesses(broker.placed, runtime.leases)
+        self._processes = LeaseProcesses(broker.leased, runtime.leases)
         self._feedback = compute_feedback.ComputeFeedback(
             hardware.busy_samples, self._processes.lease_of
         )
@@ -93,14 +97,19 @@ class Daemon:
         self._feed = SnapshotFeed(self._watched_snapshot)
         self._controller.on_change = self._on_change
         quotas = Admission(admission.raise_descriptor_limit(), frozenset({0, os.geteuid()}))
+        tickets = Tickets(history_file.with_name("tickets.json"))
         self.handler = RequestHandler(
             *(self._controller, broker, quotas, clients, self._terminator),
             JobResizer(self._controller, broker, self._leases),
             *(self._layouts, self._history, self._snapshot, self._feed),
-            *(self._rehearsals, self._stopped, self._recorder),
+            *(self._rehearsals, self._stopped, self._recorder, tickets.make),
         )
         self._metrics = self._open_metrics()
         self._connections = Connections(runtime, quotas, self.handler)
+        self._hooks = HookServer(
+            *(runtime, self._controller, quotas),
+            hook_server.payer(config.charge, tickets),
+        )
         self._presence = Presence(runtime, self.record)
         self.name: socket.socket | None = None
         """Listens at the directory's name."""
@@ -118,6 +127,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(log_unhandled)
         self._leases.prepare()
+        self._write_devices()
         self._layouts.load()
         self._history.load()
         for job in self._running.lost():
@@ -139,8 +149,11 @@ class Daemon:
         )
         tasks = [asyncio.create_task(loop) for loop in loops]
         serving = self._metrics.serving() if self._metrics else contextlib.nullcontext()
+        # Only root can give mounts to containers.
+        hooks = self._hooks.listening() if os.geteuid() == 0 else contextlib.nullcontext()
         async with server, by_name or contextlib.nullcontext(), serving:
-            await self._stopped.wait()
+            with hooks:
+                await self._stopped.wait()
         signals.detach()
         await self._controller.changes.driver.finish()
         for task in tasks:
@@ -151,6 +164,22 @@ class Daemon:
         self._controller.close()
         self._processes.close()
         await self._recorder.close()
+
+    def _write_devices(self) -> None:
+        """Write containers' devices again if cards, unit or libraries have changed."""
+        if not self.runtime.system or not cdi_devices.exist():
+            return
+        driver, node = self.hardware.driver, self.broker.node
+        try:
+            machine = cdi_devices.describe(
+                [card.memory_mib for card in node.cards if card.parent is None],
+                node.unit_mib,
+                "" if driver.simulated else driver.version,
+                self.config.driver,
+            )
+            cdi_devices.write(machine, self.runtime)
+        except (FenkaError, OSError) as why:
+            log(f"containers' devices are not written again: {describe(why)}")
 
     def _open_metrics(self) -> "WorkstationMetrics | None":
         if self.config.metrics_port is None:

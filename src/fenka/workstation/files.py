@@ -26,6 +26,7 @@ from fenka.formats.mig_parted import CardTarget
 from fenka.hardware.peer_credentials import user_name
 from fenka.isolation import account, lease_files
 from fenka.isolation import lease_files as isolation_files
+from fenka.isolation.sandbox import PRELOAD, SHIM
 from fenka.workstation.job import Job
 from fenka.workstation.lifetime import describe, log
 from fenka.workstation.paths import Runtime
@@ -93,6 +94,14 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     history_size: Annotated[
         str, Meta(title="SIZE", description="of the file of history: the oldest goes first")
     ] = "200MiB"
+    charge: Annotated[
+        str,
+        Meta(
+            title="USER",
+            description="who pays for root's containers that name nobody: root, a user, or refuse; "
+            "annotation: believe Podman's annotations, which may be the image's",
+        ),
+    ] = "root"
     no_history: Annotated[
         bool, Meta(description="record neither history nor usage, and answer neither")
     ] = False
@@ -262,9 +271,18 @@ def install_native(runtime: Runtime) -> Path:
     FileNotFoundError.
     """
     if runtime.system:
-        return isolation_files.install_native(SYSTEM_NATIVE)
+        return install_system_native()
     isolation_files.require_native()
     return native.DIRECTORY
+
+
+def install_system_native() -> Path:
+    """Return the libraries of a system daemon and of containers. Raises FileNotFoundError."""
+
+    def add_preload(directory: Path) -> None:
+        (directory / PRELOAD.name).write_text(f"{SHIM}\n")
+
+    return isolation_files.install_native(SYSTEM_NATIVE, add_preload)
 
 
 MAX_JOBS_PER_USER = 200

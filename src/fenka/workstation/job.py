@@ -18,6 +18,30 @@ class JobGang(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start_ticks: int
 
 
+class JobContainer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The container that a job is. The job's process is its init.
+
+    Attributes:
+        id: The engine's id of the container.
+        engine: The command that manages it; empty if that is not known.
+        pid_namespace: Inode of its own PID namespace; 0 if it has none, or its init has ended.
+        cgroup: Its own control group below procfs.cgroup_directory; empty if it has none.
+        cgroup_inode: The group's. A restarted container has another group with the same path.
+        keep_s: Seconds for which its slice is kept for its next start.
+        kept_until: Until when that is, in Unix seconds; 0 before its end.
+        started: Whether its lease has been placed in it. Then it runs, or is held until its slice is granted.
+    """
+
+    id: str
+    engine: str = ""
+    pid_namespace: int = 0
+    cgroup: str = ""
+    cgroup_inode: int = 0
+    keep_s: float = 0.0
+    kept_until: float = 0.0
+    started: bool = False
+
+
 class Job(msgspec.Struct, forbid_unknown_fields=True):
     """One request of one process, as recorded on disk. Times are Unix seconds."""
 
@@ -53,6 +77,8 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     """Inode of its lease's user namespace; 0 before it runs (see lease_processes.py)."""
     account_uid: int | None = None
     """The user that it counts for in quotas and fair shares; None for `uid`."""
+    container: JobContainer | msgspec.UnsetType = msgspec.UNSET
+    """The container that it is; unset for a program of this machine."""
 
     @property
     def slices(self) -> tuple[Slice, ...]:
@@ -63,6 +89,31 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     def compute_share(self) -> ComputeShare:
         """Its share of each card's time, as its control page has it."""
         return ComputeShare(self.spec.gpu.core or 100, self.spec.gpu.core_mode)
+
+    @property
+    def started(self) -> bool:
+        """Whether it has processes in its lease; those of a container may be held until its grant."""
+        container = self.in_container
+        if container is None:
+            return self.state == "running"
+        return container.started and not container.kept_until
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is a container that has ended, whose slice is kept for its next start."""
+        return self.in_container is not None and self.in_container.kept_until > 0
+
+    @property
+    def is_to_be_kept(self) -> bool:
+        """Whether its slice is kept when it ends: nobody else has ended it."""
+        container = self.in_container
+        ends_itself = self.state == "running" and self.end_cause == "exit" and not self.kept
+        return container is not None and container.keep_s > 0 and ends_itself
+
+    @property
+    def in_container(self) -> JobContainer | None:
+        """The container that it is; None for a program of this machine."""
+        return self.container or None
 
     @property
     def cooperative(self) -> bool:

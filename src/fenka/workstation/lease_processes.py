@@ -10,6 +10,9 @@ Where root cannot create user namespaces, `/proc/PID/mountinfo` decides: the lea
 there, which only root could forge. With cooperative isolation the inherited environment of the user's
 processes decides, which a program can undo.
 
+A container is its control group and its PID namespace, with all below them. Where it shares the namespace of
+another container, the group decides.
+
 No file that a process controls is opened here: its owner decides how it answers.
 
 Watches the processes of all jobs, and of the programs that started gangs.
@@ -68,11 +71,27 @@ class Scanner:
         self._own_mounts = procfs.namespace_inode("self", "mnt")
         own = procfs.namespace_inode("self", "user")
         known = {job.user_namespace: job.id for job in jobs if job.user_namespace not in (0, own)}
-        self._ancestry = procfs.UserNamespaceAncestry(known)
+        self._ancestry = procfs.NamespaceAncestry("user", known)
         self._leases_by_mount = {
             lease_source(leases, job.id): job.id for job in jobs if job.user_namespace == own
         }
         """Root's leases without a user namespace, by what mountinfo shows of them."""
+        containers = [(job, job.in_container) for job in jobs if job.in_container]
+        # An init that has ended has taken its namespace along, and another one may have its inode.
+        self._pid_namespaces = procfs.NamespaceAncestry(
+            "pid",
+            {
+                container.pid_namespace: job.id
+                for job, container in containers
+                if container.pid_namespace and procfs.lives(job.pid, job.start_ticks)
+            },
+        )
+        self._cgroups = {
+            container.cgroup: job.id
+            for job, container in containers
+            if container.cgroup and procfs.cgroup_inode(container.cgroup) == container.cgroup_inode
+        }
+        self._has_containers = bool(containers)
         self.seen: set[int] = set()
         self.holders: dict[str, list[int]] = {}
         self.unreadable: dict[str, list[int]] = {}
@@ -100,6 +119,9 @@ class Scanner:
     def lease(self, pid: int) -> str | None:
         """Return a process's lease by its namespaces; None also if it has ended. Raises OSError."""
         try:
+            container = self._container(pid)
+            if container is not None:
+                return container
             lease = self._ancestry.name(pid) or self._by_mount(pid)
         except (FileNotFoundError, ProcessLookupError):
             return None
@@ -107,6 +129,12 @@ class Scanner:
             return None
         # Root may enter any lease, and programs in root's leases may run as any user.
         return lease if self._jobs[lease].uid in (0, procfs.real_uid(pid)) else None
+
+    def _container(self, pid: int) -> str | None:
+        if not self._has_containers:
+            return None
+        group = procfs.nearest_cgroup(procfs.cgroup(pid), self._cgroups) if self._cgroups else None
+        return group or self._pid_namespaces.name(pid)
 
     def from_environment(self, uid: int, environment: bytes) -> str | None:
         """Return the user's lease with cooperative isolation that an environment names, if any."""
@@ -143,7 +171,7 @@ class Scanner:
             return
         for job in self._jobs.values():
             # Processes of a lease start later than the one that requested it.
-            possible = job.uid in (0, uid) and start >= job.start_ticks
+            possible = job.uid in (0, uid) and start >= job.start_ticks and not job.in_container
             if possible and not job.cooperative:
                 self.unreadable.setdefault(job.id, []).append(pid)
 
@@ -224,7 +252,7 @@ class LeaseProcesses:
 
     def record_entry(self, job: Job) -> None:
         """Record the namespace of a job whose process has entered its lease. Raises NotInLease, OSError."""
-        pin = procfs.open_user_namespace(job.pid)
+        pin = procfs.open_namespace(job.pid, "user")
         inode = os.fstat(pin).st_ino
         if not self._entered(job, inode):
             os.close(pin)
@@ -234,6 +262,27 @@ class LeaseProcesses:
         self._pin(job.id, pin)
         job.user_namespace = inode
 
+    def record_container(self, job: Job) -> None:
+        """Record by what a container's processes are recognised. Raises NotInLease, OSError."""
+        container = job.in_container
+        assert container is not None
+        pin = procfs.open_namespace(job.pid, "pid")
+        inode = os.fstat(pin).st_ino
+        own = (
+            inode != procfs.namespace_inode("self", "pid")
+            and procfs.namespace_pids(job.pid)[-1] == 1
+        )
+        container.cgroup = procfs.cgroup_of_one(job.pid)
+        container.cgroup_inode = procfs.cgroup_inode(container.cgroup) if container.cgroup else 0
+        if not own and not container.cgroup:
+            os.close(pin)
+            raise NotInLease(
+                "this container has neither a PID namespace nor a control group of its own, so its end could "
+                "not be seen: leave out --pid=host, or --cgroups=disabled"
+            )
+        container.pid_namespace = inode if own else 0
+        self._pin(job.id, pin)
+
     def _entered(self, job: Job, inode: int) -> bool:
         if not procfs.lives(job.pid, job.start_ticks):
             return False  # Another process may have its PID.
@@ -242,7 +291,7 @@ class LeaseProcesses:
             # Root may have created no user namespace. No other user could have mounted anything then.
             return job.uid == 0 and self._has_mounted(job.pid, job.id)
         others = {other.user_namespace: other.id for other in self._jobs() if other is not job}
-        return procfs.UserNamespaceAncestry(others).name(job.pid) is None
+        return procfs.NamespaceAncestry("user", others).name(job.pid) is None
 
     def recover(self, jobs: Sequence[Job]) -> ProcessScan:
         """Scan for jobs that an earlier daemon recorded. Raises OSError.
@@ -257,7 +306,12 @@ class LeaseProcesses:
                 job.user_namespace = 0
                 del holders[job.id]
             elif job.user_namespace and pids:
-                self._pin(job.id, procfs.open_user_namespace(pids[0]))
+                self._pin(job.id, procfs.open_namespace(pids[0], "user"))
+            elif (container := job.in_container) and container.pid_namespace:
+                if procfs.lives(job.pid, job.start_ticks):
+                    self._pin(job.id, procfs.open_namespace(job.pid, "pid"))
+                else:
+                    container.pid_namespace = 0
         return ProcessScan(holders, scan.unreadable, scan.complete)
 
     def forget(self, lease: str) -> None:
@@ -570,7 +624,7 @@ class Terminator:
         return await asyncio.shield(termination.task)
 
     async def _terminate(self, jobs: Sequence[Job], termination: _Termination) -> bool:
-        await self._signal(jobs, signal.SIGTERM)
+        await self._signal(jobs, signal.SIGTERM, only_init=True)
         while self.broker.present(jobs) and time.monotonic() < termination.kill_at:
             await asyncio.sleep(POLL_S)
         await self._signal(jobs, signal.SIGKILL)
@@ -579,9 +633,17 @@ class Terminator:
             await asyncio.sleep(POLL_S)
         return not self.broker.present(jobs)
 
-    async def _signal(self, jobs: Sequence[Job], number: int) -> None:
+    async def _signal(self, jobs: Sequence[Job], number: int, *, only_init: bool = False) -> None:
+        """only_init: of a container, signal the first process only, which ends the others in order."""
         if self.broker.present(jobs):
             for pid, job in await self._running(jobs):
+                if (
+                    only_init
+                    and job.in_container
+                    and pid != job.pid
+                    and self._requested(job, job.pid)
+                ):
+                    continue
                 procfs.send_signal(pid, number, partial(self.may_signal, job, pid))
 
     async def pids(self, jobs: Sequence[Job]) -> list[int]:
@@ -598,10 +660,13 @@ class Terminator:
         ]
 
     def may_signal(self, job: Job, pid: int) -> bool:
-        """Return whether the process is the job's and its user's. Root's jobs may run as any user."""
-        return self._belongs(job, pid) and job.uid in (0, procfs.real_uid(pid))
+        """Return whether the process is the job's and its user's. Root's and containers' have any user."""
+        users = (0, procfs.real_uid(pid))
+        return self._belongs(job, pid) and (job.in_container is not None or job.uid in users)
 
     def _belongs(self, job: Job, pid: int) -> bool:
         """Return whether the current process of this PID requested the job, or is in its lease."""
-        requested = pid == job.pid and procfs.lives(pid, job.start_ticks)
-        return requested or self.processes.lease_of(pid) == job.id
+        return self._requested(job, pid) or self.processes.lease_of(pid) == job.id
+
+    def _requested(self, job: Job, pid: int) -> bool:
+        return pid == job.pid and procfs.lives(pid, job.start_ticks)

@@ -60,18 +60,31 @@ class Leases:
 
     def create(self, job: Job) -> None:
         """Make the files of a job's lease, unless they exist. Raises OSError."""
+        directory = self._runtime.lease(job.id)
         if not self.intact(job.id):
-            self._create_files(job)
+            if not lease_files.pending_file(directory).exists():
+                self._create_files(job)
+            lease_files.grant_lease(directory, job.id, self._limits(job, job.slices))
         self.register(job)
         job.shim_inode = (self._native / "libfenka.so").stat().st_ino
 
+    def create_pending(self, job: Job, reason: str) -> None:
+        """Make all files of a container's lease but its limits, unless they exist. Raises OSError.
+
+        reason: why it waits, which its log then says.
+        """
+        pending = lease_files.pending_file(self._runtime.lease(job.id))
+        if not pending.exists():
+            self._create_files(job)
+            lease_files.write_atomically(pending, reason.encode(errors="replace"))
+
     def _create_files(self, job: Job) -> None:
-        """Make the control page, the account and what the sandbox binds, for the job's user alone.
+        """Make the account and what the sandbox binds, for the job's user alone; a container's for root.
 
         The user can write below the account's directory. With a daemon for all users that is a small file
         system of its own, because others need the room in /run. Programs that root starts in a lease may
-        become any user, so root's accounts are open to all who can enter the directory: by the lease's own
-        mount.
+        become any user, as may a container's. So their accounts are open to all who can enter the directory:
+        by the lease's own mount.
         """
         directory = self._runtime.lease(job.id)
         _remove_files(directory)
@@ -83,10 +96,10 @@ class Leases:
                 # Without the right to mount, as in a container, the account stands on /run itself.
                 with contextlib.suppress(PermissionError):
                     sandbox.mount_small(directory / "account", account.size())
-            owner = None if job.uid == 0 else job.uid
-            lease_files.create_lease(directory, job.id, self._limits(job, job.slices), owner)
-            sandbox.prepare(directory, self._linker_cache)
-            restrict_to_user(directory, job.uid)
+            uid = 0 if job.in_container else job.uid
+            lease_files.prepare_lease(directory, uid or None)
+            sandbox.prepare(directory, None if job.in_container else self._linker_cache)
+            restrict_to_user(directory, uid)
 
     def register(self, job: Job) -> None:
         """Send compute feedback to a lease, also one that an earlier daemon made."""

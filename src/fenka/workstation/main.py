@@ -42,6 +42,8 @@ from fenka.mig.manager import InstanceManager, geometries
 from fenka.procfs import boot_id
 from fenka.workstation import files, layouts, presence
 from fenka.workstation.broker import Broker
+from fenka.workstation.containers import cdi_devices
+from fenka.workstation.containers.hook_server import CHARGES, user_id
 from fenka.workstation.daemon import Daemon
 from fenka.workstation.files import DaemonConfig
 from fenka.workstation.lifetime import ShutdownSignals, log
@@ -70,6 +72,15 @@ def check_size(size: str) -> None:
         raise InvalidOption(f"--history-size {size} is no size: write it as 200MiB") from None
 
 
+def check_charge(name: str) -> None:
+    """Raise InvalidOption unless this is a user, or a rule about who pays for containers."""
+    try:
+        if name not in CHARGES:
+            user_id(name)
+    except FenkaError as why:
+        raise InvalidOption(f"--charge {name}: {why}; or choose {', '.join(CHARGES)}") from None
+
+
 _CHECKS: dict[str, Callable[[Any], object]] = {
     "simulate": lambda spec: spec and parse_spec(spec),
     "policy": check_policy,
@@ -77,6 +88,7 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
     "price": lambda prices: [*map(parse_price, prices)],
     "currency": check_currency,
     "history_size": check_size,
+    "charge": check_charge,
 }
 
 
@@ -233,7 +245,8 @@ def remove_files(runtime: Runtime) -> None:
         path.unlink(missing_ok=True)
     for node in (runtime.simulated, *runtime.former_nodes()):
         shutil.rmtree(node, ignore_errors=True)
-    if runtime.system:
+    # Containers' devices name these libraries over boots.
+    if runtime.system and not cdi_devices.exist():
         shutil.rmtree(files.SYSTEM_NATIVE, ignore_errors=True)
     sandbox.remove()
 

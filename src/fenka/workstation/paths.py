@@ -62,6 +62,8 @@ class Runtime:
 
     socket = _RuntimePath("daemon.sock")
     """The daemon's Unix socket."""
+    containers = _RuntimePath("containers.sock")
+    """Where the hook of containers connects (native/hook)."""
     lock = _RuntimePath("daemon.lock")
     """Locked (flock) by the running daemon."""
     config = _RuntimePath("config.json")

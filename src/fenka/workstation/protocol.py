@@ -264,6 +264,10 @@ class ResizeJob(Message, tag="resize-job"):
     gpu_core_mode: ComputeMode | None = None
 
 
+class CreateTicket(Message, tag="create-ticket"):
+    """Request a ticket, which makes the client's user pay for a container. Answered by Done or Failure."""
+
+
 class GetHelps(Message, tag="get-helps"):
     """Ask what would let a pending job start. Answered by HelpsListed."""
 
@@ -415,6 +419,8 @@ class JobView(msgspec.Struct, frozen=True):
     refusals: how often memory beyond its slice was refused; None if that is not known.
     helps: what would let a pending job start, in sentences; only in answers to Watch.
     starts: ids of pending jobs that would start if it ended; only there, too.
+    container_id: the engine's id of a container; empty for a program of this machine.
+    engine: the command that manages it, if that is known.
     """
 
     id: str
@@ -451,6 +457,8 @@ class JobView(msgspec.Struct, frozen=True):
     refusals: int | None = None
     helps: list[str] = []
     starts: list[str] = []
+    container_id: str = ""
+    engine: str = ""
 
 
 class ProcessView(msgspec.Struct, frozen=True):
@@ -577,6 +585,7 @@ ToDaemon = (
     | GetEnded
     | RemoveEnded
     | ResizeJob
+    | CreateTicket
     | GetHistory
     | GetUsage
 )

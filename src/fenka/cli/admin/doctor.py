@@ -27,6 +27,7 @@ from fenka.workstation.client import (
     RequestFailed,
     get_snapshot,
 )
+from fenka.workstation.containers import cdi_devices
 from fenka.workstation.paths import UnsafeDirectory
 
 
@@ -71,7 +72,15 @@ def doctor(
         return
     if quick or torch or report:
         raise UserError("--quick, --torch and --report require --hardware", INVALID_INPUT)
-    checks = [_libraries(), _places(), *_daemon(), _isolation(), _compute(), _jupyter()]
+    checks = [
+        _libraries(),
+        _places(),
+        *_daemon(),
+        _isolation(),
+        _compute(),
+        _containers(),
+        _jupyter(),
+    ]
     if not tables.print_data(checks, output):
         rows = [(check.status, check.subject, check.detail) for check in checks]
         print("\n".join(tables.align(rows)))
@@ -255,6 +264,16 @@ def _compute() -> Check:
         "by the shim, from measured kernel times; corrected with the driver's data on each process, "
         "where it has them (not on MIG instances)",
     )
+
+
+def _containers() -> Check:
+    """Say whether engines know fenka's devices, and whether Docker reads them."""
+    problem, names = cdi_devices.problem(), ", ".join(cdi_devices.files())
+    if problem:
+        return Check("containers", "wrong", problem)
+    if not cdi_devices.exist():
+        return Check("containers", "note", "off: `sudo fenka containers on` gives them slices")
+    return Check("containers", "ok", f"engines know {names}")
 
 
 def _jupyter() -> Check:

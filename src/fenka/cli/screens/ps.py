@@ -166,6 +166,8 @@ def _document(job: EndedJob) -> dict[str, object]:
 
 def _row(job: protocol.JobView) -> tuple[str, ...]:
     state = f"waiting ({job.position})" if job.state == "waiting" else job.state
+    if job.container_id and job.state == "running" and not job.pids:
+        state = "kept"  # for its next start
     used = [slice_.used_mib for slice_ in job.slices if slice_.used_mib is not None]
     return (
         job.name,

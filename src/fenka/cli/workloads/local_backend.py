@@ -24,6 +24,9 @@ class LocalBackend:
         """Return a sentence: there is none of this kind and name, or it is another user's."""
         snapshot = known_snapshot()
         for job in snapshot.jobs if snapshot else ():
+            if name in (job.name, job.gang) and job.container_id:
+                command = f"{job.engine or 'docker'} logs {job.container_id[:12]}"
+                return f"{name} is a container: `{command}` prints its output"
             if name in (job.name, job.gang):
                 return f"job {name} is {job.user}'s: only {job.user} can use it"
         return f"{kind} {name} not found on this machine: `fenka ps -a` lists all"

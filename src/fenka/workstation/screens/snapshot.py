@@ -148,6 +148,8 @@ def _job(
         last_active=_last_active(job, sample),
         refusals=None if pending else _refused(runtime, job),
         helps=rehearsals.sentences(outlook.helps.get(job.queue_id, NO_HELPS)) if pending else [],
+        container_id=job.in_container.id if job.in_container else "",
+        engine=job.in_container.engine if job.in_container else "",
         starts=[] if pending else [*outlook.starts.get(job.queue_id, ())],
     )
 

@@ -1,0 +1,204 @@
+"""A machine for Podman in namespaces of its own, with its own /run, /etc/cdi and storage, without network.
+
+It has root's daemon with a simulated card, and one image. Nothing of it reaches the machine's own engines.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from e2e.image_files import image_of
+from e2e.machine import ClusterError
+
+ROOT = Path(__file__).parent.parent
+IMAGE = "localhost/slice:1"
+ARCHIVE = "/run/image.tar"
+"""The image on the machine, where every user can read it."""
+CARDS = "T4"
+ALICE = 61001
+
+_SETUP = """
+set -e
+mount -t tmpfs none /run
+mkdir -p /etc/cdi /etc/fenka /var/lib/fenka /var/lib/containers /run/lock /run/alice /run/user/61001
+for directory in /etc/cdi /etc/fenka /var/lib/fenka /var/lib/containers; do
+    mount -t tmpfs -o mode=755 none $directory
+done
+# crun knows no hybrid of both versions of control groups.
+umount /sys/fs/cgroup/unified 2>/dev/null || true
+ip link set lo up
+cp /etc/passwd /run/passwd && echo "alice:x:61001:61001::/run/alice:/bin/sh" >> /run/passwd
+echo "alice:300000:65536" > /run/subuid
+cp /etc/group /run/group && echo "alice:x:61001:" >> /run/group
+touch /etc/subuid /etc/subgid
+mount --bind /run/passwd /etc/passwd
+mount --bind /run/group /etc/group
+mount --bind /run/subuid /etc/subuid
+mount --bind /run/subuid /etc/subgid
+chown 61001:61001 /run/alice /run/user/61001
+# Where root lacks CAP_SYS_RESOURCE, Podman's own limits cannot be set.
+cat > /run/containers.conf <<END
+[containers]
+netns = "none"
+default_ulimits = ["nofile=1024:1024", "nproc=1000:1000"]
+END
+echo ready
+exec sleep infinity
+"""
+
+
+def client(target: Path) -> Path:
+    """Compile tests/programs/slice_client.c, which containers run."""
+    program = target / "slice_client"
+    compiler = [
+        sys.executable,
+        "-m",
+        "ziglang",
+        "cc",
+        "-target",
+        f"{os.uname().machine}-linux-gnu.2.17",
+    ]
+    source = ROOT / "tests" / "programs" / "slice_client.c"
+    subprocess.run([*compiler, "-O1", "-o", program, source, "-ldl"], check=True)
+    return program
+
+
+def image_archive(target: Path) -> Path:
+    """Write an archive of an image with busybox, a shell of glibc and the client."""
+    machine = os.uname().machine
+    libraries = Path(f"/lib/{machine}-linux-gnu")
+    linker = Path(
+        "/lib64/ld-linux-x86-64.so.2" if machine == "x86_64" else "/lib/ld-linux-aarch64.so.1"
+    )
+    busybox = shutil.which("busybox")
+    if busybox is None:
+        raise ClusterError("there is no busybox: apt-get install busybox-static")
+    files = {
+        "bin/busybox": Path(busybox),
+        "bin/dash": Path("/bin/dash"),
+        "bin/slice_client": client(target),
+        str(linker)[1:]: linker,
+        **{
+            f"{str(libraries)[1:]}/{name}": libraries / name
+            for name in ("libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6")
+        },
+    }
+    content = {path: file.read_bytes() for path, file in files.items()}
+    config = {"Env": ["PATH=/bin:/usr/bin"]}
+    archive = target / "image.tar"
+    archive.write_bytes(image_of(IMAGE, config, content, ["sh", "sleep", "cat", "id", "ln", "rm"]))
+    return archive
+
+
+class PodmanMachine:
+    """Runs commands in the namespaces."""
+
+    def __init__(self, runtime: str) -> None:
+        """runtime: runc or crun."""
+        self.runtime = runtime
+        self._holder = subprocess.Popen(
+            ["unshare", "--mount", "--net", "--propagation", "private", "sh", "-c", _SETUP],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._holder.stdout
+        if self._holder.stdout.readline() != "ready\n":
+            raise ClusterError("namespaces for Podman cannot be made here")
+
+    def run(
+        self, *words: str | Path, user: int = 0, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, as root or another user."""
+        entry = ["nsenter", "-t", str(self._holder.pid), "-m", "-n"]
+        environment = {**os.environ, "CONTAINERS_CONF": "/run/containers.conf"}
+        if user:
+            entry += ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+            environment |= {
+                "HOME": "/run/alice",
+                "XDG_RUNTIME_DIR": f"/run/user/{user}",
+                "USER": "alice",
+            }
+        defaults: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "capture_output": True,
+            "text": True,
+        }
+        return subprocess.run(
+            [*entry, *words], env=environment, check=False, cwd="/", **(defaults | options)
+        )
+
+    def podman(self, *words: str | Path, user: int = 0) -> str:
+        """Run a command of Podman that must succeed, and return its output."""
+        done = self.run(*self._podman(user), *words, user=user)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def container(self, *words: str, user: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run a container to its end."""
+        return self.run(*self._podman(user), "run", "--rm", "-i", *words, user=user)
+
+    def _podman(self, user: int) -> tuple[str, ...]:
+        # Users may not mount overlays everywhere.
+        storage = ("--storage-driver", "vfs") if user else ()
+        return "podman", *storage, "--runtime", self.runtime, "--cgroup-manager", "cgroupfs"
+
+    def fenka(self, *words: str) -> str:
+        """Run a command of fenka's as root that must succeed, and return its output."""
+        done = self.run(sys.executable, "-m", "fenka", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def start_daemon(self) -> None:
+        """Start root's daemon."""
+        self.fenka("daemon", "--background", "--simulate", CARDS)
+
+    def kill_daemon(self) -> None:
+        """Kill it."""
+        pid = int(self.run("cat", "/run/fenka/daemon.lock").stdout)
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+    def jobs(self) -> dict[str, Any]:
+        """Return the jobs by name."""
+        return {job["name"]: job for job in json.loads(self.fenka("ps", "-o", "json"))}
+
+    def close(self) -> None:
+        """End all."""
+        with contextlib.suppress(AssertionError):
+            self.podman("rm", "-fa", "-t", "0")
+            # Rootless Podman keeps a process in its namespaces.
+            pid = self.run("cat", f"/run/user/{ALICE}/libpod/tmp/pause.pid").stdout
+            if pid.isdecimal():
+                os.kill(int(pid), signal.SIGKILL)
+            self.fenka("daemon", "--stop", "--force")
+        self._holder.kill()
+        self._holder.wait()
+
+
+@contextlib.contextmanager
+def machine(runtime: str, archive: Path) -> Iterator[PodmanMachine]:
+    """A machine on which containers have slices."""
+    made = PodmanMachine(runtime)
+    try:
+        made.run("cp", archive, ARCHIVE)
+        made.podman("load", "-q", "-i", ARCHIVE)
+        made.start_daemon()
+        made.fenka("containers", "on")
+        yield made
+    finally:
+        made.close()
+
+
+def eventually(condition: Callable[[], Any]) -> Any:
+    """Return the first true answer. A test that waits in vain is ended by pytest's time limit."""
+    while not (answer := condition()):
+        time.sleep(0.05)
+    return answer

@@ -1,0 +1,1 @@
+"""Containers on one machine: the daemon's side of their hook."""

@@ -6,7 +6,7 @@ small requests does not starve a large one, and a large one does not leave the c
 """
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeVar
@@ -275,6 +275,74 @@ def complete(steps: Steps[T]) -> T:
             return result
 
 
+class PassRules:
+    """The limits of users in one scheduling pass.
+
+    These rules allow everything; `users.rules` has those of a machine.
+    """
+
+    bookings: Sequence["Booked"] = ()
+    """Cards that are kept from others for a time, as allocations to come."""
+
+    def rejection(
+        self, request: queue.PendingRequest, deadline: float | None
+    ) -> Unschedulable | None:
+        """Return why a request neither starts nor reserves now; None if it may."""
+
+    def blocked(self, user: str, deadline: float | None) -> frozenset[DeviceId]:
+        """Return booked cards that a request of this user with this deadline must not use."""
+        del user, deadline
+        return frozenset()
+
+    def own_cards(self, user: str) -> frozenset[DeviceId]:
+        """Return the cards that are booked for this user now."""
+        del user
+        return frozenset()
+
+    def other_cards(self, own: frozenset[DeviceId]) -> frozenset[DeviceId]:
+        """Return all other cards than these."""
+        return own
+
+    def excess(
+        self, user: str, placements: tuple[Placement, ...]
+    ) -> tuple[Unschedulable, frozenset[DeviceId]] | None:
+        """Return why placements are too much for their user, and cards to leave out; None if they are not."""
+
+    def on_placed(self, user: str, placements: tuple[Placement, ...]) -> None:
+        """Placements of a user were granted."""
+
+    def on_reserved(
+        self, user: str, placements: tuple[Placement, ...], reservation: queue.Reservation
+    ) -> None:
+        """A request of a user has reserved cards for these placements."""
+
+
+NO_RULES = PassRules()
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """A booking as an allocation of whole cards that begins later, or has begun.
+
+    Attributes:
+        allocation: the cards; its deadline is the booking's end.
+        start: when it begins, in the caller's time.
+        own: users who may use the cards now.
+    """
+
+    allocation: queue.Allocation
+    start: float
+    own: Collection[str] = ()
+
+    @property
+    def cards(self) -> frozenset[DeviceId]:
+        """Return the cards."""
+        return frozenset(piece.uuid for piece in self.allocation.placement.slices)
+
+
+MAX_GAPS = 6
+"""Times between bookings in which a reservation is tried, before one after all bookings is made."""
+
 MAX_IMPOSSIBLE = 1024
 """The number of requests that `Backfill` remembers to be impossible."""
 
@@ -304,6 +372,7 @@ class Backfill:
         placer: Placer,
         timeline: Timeline,
         now: float,
+        rules: PassRules = NO_RULES,
     ) -> Steps[queue.SchedulingResult]:
         """Place in order what fits now, each on what those before it leave; reserve cards for the others.
 
@@ -314,20 +383,28 @@ class Backfill:
             placer: the nodes, and what is allocated of them. Placements are added.
             timeline: the same nodes and allocations. Placements and reservations are added.
             now: in the caller's time.
+            rules: the limits of users.
         """
-        current = _SchedulingPass(self, placer, timeline, self._impossible)
+        current = _SchedulingPass(self, placer, timeline, self._impossible, rules)
         placed: list[tuple[str, tuple[Placement, ...]]] = []
         statuses: list[queue.QueueStatus] = []
         reservations: list[queue.Reservation] = []
         for request in ordered:
             yield
             deadline = None if request.time_limit_s is None else now + request.time_limit_s
-            blocking = (
-                reservation.cards for reservation in reservations if reservation.blocks(deadline)
-            )
-            verdict = current.place(request, frozenset[DeviceId]().union(*blocking))
+            verdict: tuple[Placement, ...] | Unschedulable | None
+            verdict, may_reserve = rules.rejection(request, deadline), False
+            if verdict is None:
+                own = rules.own_cards(request.user)
+                blocking = (
+                    reservation.cards - own
+                    for reservation in reservations
+                    if reservation.blocks(deadline)
+                )
+                blocked = rules.blocked(request.user, deadline).union(*blocking)
+                verdict, may_reserve = current.place_within(request, blocked, own)
             if isinstance(verdict, Unschedulable):
-                reserves = len(reservations) < self.depth
+                reserves = may_reserve and len(reservations) < self.depth
                 reservation = current.reserve_cards(request) if reserves else None
                 if reservation is not None:
                     reservations.append(reservation)
@@ -337,6 +414,7 @@ class Backfill:
             else:
                 for placement in verdict:
                     current.allocate(queue.Allocation(placement, deadline, request.user))
+                rules.on_placed(request.user, verdict)
                 placed.append((request.id, verdict))
         return queue.SchedulingResult(tuple(placed), tuple(statuses))
 
@@ -354,10 +432,17 @@ class _SchedulingPass:
     """One pass over the queue."""
 
     def __init__(
-        self, backfill: Backfill, placer: Placer, timeline: Timeline, impossible: set[_Shape]
+        self,
+        backfill: Backfill,
+        placer: Placer,
+        timeline: Timeline,
+        impossible: set[_Shape],
+        rules: PassRules,
     ) -> None:
         self._policy, self._placer, self._timeline = backfill.policy, placer, timeline
-        self._impossible = impossible
+        self._impossible, self._rules = impossible, rules
+        for booked in rules.bookings:
+            timeline.add(booked.allocation)
         self._rejected: dict[tuple[_Shape, frozenset[DeviceId]], Unschedulable] = {}
         """Until something is placed: people submit many equal requests, a gang's search may be long."""
 
@@ -366,6 +451,32 @@ class _SchedulingPass:
         self._placer.add(allocation.placement)
         self._timeline.add(allocation)
         self._rejected.clear()
+
+    def place_within(
+        self,
+        pending: queue.PendingRequest,
+        blocked: frozenset[DeviceId],
+        own: frozenset[DeviceId],
+    ) -> tuple[tuple[Placement, ...] | Unschedulable, bool]:
+        """Place all of the request or nothing, within the rules. Return also whether it may reserve.
+
+        own: cards that are booked for its user, which are tried first.
+        """
+        attempts = [blocked | self._rules.other_cards(own), blocked] if own else [blocked]
+        too_much: Unschedulable | None = None
+        verdict: tuple[Placement, ...] | Unschedulable
+        for attempt in attempts:
+            without = attempt
+            verdict = self.place(pending, without)
+            while not isinstance(verdict, Unschedulable):
+                excess = self._rules.excess(pending.user, verdict)
+                if excess is None:
+                    return verdict, True
+                # Slices of units are smaller on smaller cards.
+                too_much, cards = excess
+                without |= cards
+                verdict = self.place(pending, without)
+        return (verdict, True) if too_much is None else (too_much, False)
 
     def place(
         self, pending: queue.PendingRequest, blocked: frozenset[DeviceId]
@@ -400,7 +511,7 @@ class _SchedulingPass:
         shape = pending.requests, pending.nodes, pending.same_node
         if shape in self._impossible:
             return None
-        options = self._options(pending)
+        options = self._options_between(pending)
         if not options:
             if len(self._impossible) >= MAX_IMPOSSIBLE:
                 self._impossible.clear()
@@ -413,7 +524,33 @@ class _SchedulingPass:
             self._timeline.add(replace(option.allocation, deadline=deadline))
         cards = frozenset(card.uuid for option in options for card in option.cards)
         self._timeline.reserve(cards, at)
-        return queue.Reservation(cards, at if at < inf else None)
+        reservation = queue.Reservation(cards, at if at < inf else None)
+        placements = tuple(option.allocation.placement for option in options)
+        self._rules.on_reserved(pending.user, placements, reservation)
+        return reservation
+
+    def _options_between(self, pending: queue.PendingRequest) -> list[_ReservationOption]:
+        """Return the earliest options that end before the next booking of their cards, or are after all."""
+        bookings = self._rules.bookings
+        if not bookings:
+            return self._options(pending)
+        others = [booked for booked in bookings if pending.user not in booked.own]
+        limit_s = inf if pending.time_limit_s is None else pending.time_limit_s
+        tried = [*range(min(len(others), MAX_GAPS)), len(others)]
+        options: list[_ReservationOption] = []
+        for count in dict.fromkeys(tried):
+            later = others[count:]
+            hidden = [*(booked for booked in bookings if pending.user in booked.own), *later]
+            for booked in hidden:
+                self._timeline.remove(booked.allocation)
+            options = self._options(pending)
+            for booked in hidden:
+                self._timeline.add(booked.allocation)
+            cards = {card.uuid for option in options for card in option.cards}
+            end = max((option.at for option in options), default=inf) + limit_s
+            if options and all(end <= booked.start or not cards & booked.cards for booked in later):
+                break
+        return options
 
     def _options(self, pending: queue.PendingRequest) -> list[_ReservationOption]:
         """Return one option for each of its requests; none if it can never be placed."""

@@ -1,0 +1,1 @@
+"""The rules for users of one machine: caps, card-hours, bookings."""

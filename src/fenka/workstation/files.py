@@ -175,7 +175,7 @@ def _locked(file: BinaryIO) -> bool:
 
 def load_config(runtime: Runtime) -> DaemonConfig | None:
     """Return the last daemon's options, if it left any. Raises InvalidState."""
-    return _load(runtime.config, DaemonConfig)
+    return load_file(runtime.config, DaemonConfig)
 
 
 def save_config(runtime: Runtime, config: DaemonConfig) -> None:
@@ -204,7 +204,7 @@ def trim_log(path: Path) -> None:
 
 def load_jobs(runtime: Runtime) -> list[Job]:
     """Return the last daemon's jobs; none after a reboot. Raises InvalidState."""
-    state = _load(runtime.state, StateFile, adapt=_without_retained)
+    state = load_file(runtime.state, StateFile, adapt=_without_retained)
     return state.jobs if state and state.boot == procfs.boot_id() else []
 
 
@@ -218,7 +218,7 @@ def save_jobs(runtime: Runtime, jobs: list[Job]) -> None:
 def load_layouts(runtime: Runtime) -> Mapping[str, CardTarget]:
     """Return the layouts that wait. Raises InvalidState."""
     advice = "remove it, start again, and apply the layout again"
-    file = _load(runtime.layouts, LayoutFile, advice)
+    file = load_file(runtime.layouts, LayoutFile, advice)
     return file.cards if file else {}
 
 
@@ -243,12 +243,13 @@ def _without_retained(content: Any) -> Any:
     return content
 
 
-def _load(
+def load_file(
     path: Path,
     kind: type[Loaded],
     advice: str = _END_PROGRAMS,
     adapt: Callable[[Any], Any] = lambda content: content,
 ) -> Loaded | None:
+    """Return the content of a file of the daemon's, if there is one. Raises InvalidState, with the advice."""
     try:
         content = lease_files.read_regular_file(path, MAX_FILE_BYTES)
         return msgspec.convert(

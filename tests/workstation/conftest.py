@@ -184,11 +184,12 @@ class Workstation:
         return not left and self._state() == self._fresh
 
     def _state(self) -> object:
-        # The files of ended jobs and of the history stay.
+        # The files of ended jobs, of the history and of today's use stay.
         files = {
             path
             for path in self.root.rglob("*")
-            if path.name != "ended.jsonl" and not path.name.startswith("history-")
+            if path.name not in ("ended.jsonl", "use-today.json", ".use-today.json.new")
+            and not path.name.startswith("history-")
         }
         return self.daemon_pid(), files, dict(self.environment), list(self.prefix)
 

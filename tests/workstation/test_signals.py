@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from fenka.workstation.lease_processes import (
     Terminator,
 )
 from tests.builders import job
+from tests.workstation.conftest import Workstation
 from tests.workstation.reused_pids import start_with_pid
 from tests.workstation.users import User, place, stranger, victim
 
@@ -39,6 +41,29 @@ def ours() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["sleep", "1000"]) as sleeper:
         yield sleeper
         sleeper.kill()
+
+
+def test_daemon_on_a_terminal_ends_when_the_terminal_is_gone(station: Workstation) -> None:
+    """At SIGHUP from elsewhere it reads users.toml again, and goes on."""
+    shown, terminal = pty.openpty()
+    words = [station.interpreter, "-m", "fenka", "daemon", "--simulate", "T4"]
+    daemon = subprocess.Popen(
+        ["setsid", "--ctty", "--wait", *words],
+        env=station.environment,
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(terminal)
+    assert daemon.stdout
+    assert daemon.stderr
+    assert "leasing simulated cards" in daemon.stdout.readline()
+    os.kill(station.daemon_pid(), signal.SIGHUP)
+    assert "users.toml was read" in daemon.stderr.readline()
+    os.close(shown)
+    daemon.communicate()
+    assert not (station.root / "daemon.sock").exists()
 
 
 @pytest.fixture

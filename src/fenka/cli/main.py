@@ -70,7 +70,6 @@ COMMANDS: Groups = {
 """The rows of `fenka --help`."""
 
 MORE = (
-    Command("nodes", "admin.elastic", "List nodes, and elastic ones on their way."),
     Command("start", "notebook_command", "Start a notebook again that was stopped or was idle."),
     Command("attach", "control", "Run a command in an instance of a workload."),
     Command("wait", "control", "Wait until a job has ended or a service is ready."),
@@ -78,6 +77,7 @@ MORE = (
     Command("list", "workloads.show:list_jobs", "List training jobs.", ("ls",)),
     Command("traffic-split", "control", "Divide a service's requests among its versions."),
     Command("inspect", "compat.inspect_gpushare", "Show what `kubectl inspect gpushare` shows."),
+    Command("quota", "quota", "Show what you hold, and what you may hold at most."),
     Command("demo", "demo", "Watch three notebooks share one card; a fourth waits."),
 )
 """Commands that `fenka --help` shows by name only."""
@@ -102,10 +102,12 @@ ADMIN: Groups = {
             "Start a container of Podman with a slice.",
             passes_arguments=True,
         ),
+        Command("book", "quota:book", "Keep cards for a time: book, list and cancel."),
         Command("proxy", "admin.proxy:app", "Install and check libraries in front of the driver."),
     ),
     "Cluster": (
         Command("autoscaler", "admin.autoscaler:app", "Plan and operate elastic GPU nodes."),
+        Command("nodes", "admin.elastic", "List nodes, and elastic ones on their way."),
         Command("groups", "admin.elastic", "Show groups of elastic nodes: prices, stock, limits."),
         Command("certificates", "admin.certificate_secrets", "Manage the extender's certificates."),
         Command("mig", "admin.mig:app", "Plan layouts of cards divided into MIG instances."),

@@ -23,7 +23,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fenka.core import queue
-from fenka.core.backfill import Backfill, Timeline, complete, held_by_user
+from fenka.core.backfill import (
+    NO_RULES,
+    Backfill,
+    PassRules,
+    Timeline,
+    complete,
+    held_by_user,
+)
 from fenka.core.errors import FenkaError
 from fenka.core.evaluate import Policy, never_fits, restored
 from fenka.core.gangs import place_gang
@@ -40,6 +47,8 @@ from fenka.core.preemption import Preemptor, VictimCandidate, cheapest_victims
 from fenka.core.reasons import ReasonCode, Unschedulable
 from fenka.core.request import Placement, Request, Slice
 from fenka.core.usage import EmptyUsage, UsageOverlay, UsageView
+from fenka.core.users.bookings import BookedCards, Occurrence, free_from, name_cards
+from fenka.core.users.rules import Policies, UserRules, never_allowed
 from fenka.workstation.job import Job
 from fenka.workstation.protocol import GRANT_TTL_S, JobQueued
 
@@ -102,6 +111,7 @@ def gangs_to_evict(
     node: Node,
     policy: Policy,
     now: float,
+    rules: PassRules = NO_RULES,
 ) -> list[str]:
     """Return the queue ids of the gangs to evict: for each request the cheapest that make room for it.
 
@@ -113,6 +123,7 @@ def gangs_to_evict(
         node: This machine's cards.
         policy: How requests are placed.
         now: Unix seconds.
+        rules: The limits of users.
     """
     evictable = {
         job.id: job
@@ -138,7 +149,7 @@ def gangs_to_evict(
             Preemptor(request.requests, request.priority),
             (node,),
             policy,
-            frozenset[DeviceId]().union(*blocked),
+            rules.blocked(request.user, deadline).union(*blocked),
         )
         if victims is None:
             reservations.append(status.reservation)
@@ -230,8 +241,11 @@ class Broker:
         policy: Policy,
         fairness: queue.Fairness | None = None,
         division: Division | None = None,
+        policies: Policies | None = None,
     ) -> None:
         self.node, self.policy = node, policy
+        self.policies = policies or Policies()
+        """Caps and bookings of users, who are named by their uid."""
         self.division = division or Division()
         """The geometries of the divided cards, and the instances on them beside the node's."""
         fairness = fairness or queue.Fairness()
@@ -254,6 +268,8 @@ class Broker:
         """Grows with each change of a job, and whenever the queue is served again."""
         self._evicted: set[str] = set()
         """Jobs that are being evicted. The next daemon selects them again."""
+        self._rules = UserRules(self.policies, node, (), (), 0)
+        """Those of the last scheduling pass."""
 
     def submit(self, jobs: Sequence[Job], now: float, *, wait: bool = True) -> list[Effect]:
         """Grant, queue or reject a job, or all members of a gang.
@@ -262,7 +278,10 @@ class Broker:
         """
         first = jobs[0]
         first.waits = wait
-        impossible = self._never_fits_reason([job.request for job in jobs])
+        requests = [job.request for job in jobs]
+        impossible = self._never_fits_reason(requests) or never_allowed(
+            *(self.policies, str(first.account), requests, first.spec.time_limit_s, self.node)
+        )
         if impossible:
             return [RejectJob(first, impossible, final=True)]
         self._enqueue(jobs)
@@ -343,9 +362,10 @@ class Broker:
     def growth_rejection(self, job: Job, after: Sequence[Slice], *, reserved: bool = False) -> str:
         """Return why a job may not grow to these slices, which the ledger would admit; empty if it may.
 
-        It may not have what no lease uses, nor what is reserved for a pending request before it ends.
+        It may not have what no lease uses, nor what is reserved for a pending request before it ends or is
+        booked then, nor more than its user's caps.
 
-        reserved: whether it may have what is reserved.
+        reserved: whether it may have what is reserved or booked, and exceed caps.
         """
         cards = {card.uuid: card for card in self.node.cards}
         deadline = None if job.deadline is None else job.deadline + GRACE_S
@@ -361,7 +381,9 @@ class Broker:
                 kept = status.reservation
                 if kept and piece.uuid in kept.cards and kept.blocks(deadline):
                     return f"card {piece.card} is reserved for {report.name}, which has waited before it"
-        return ""
+        if reserved:
+            return ""
+        return self._rules.growth_rejection(str(job.account), job.slices, after, deadline)
 
     def expire(self, now: float) -> list[Effect]:
         """Cancel grants that were not confirmed in time. A gang is cancelled if one member is late."""
@@ -555,6 +577,39 @@ class Broker:
         reported = self._reported.get(job.queue_id)
         return reported[1].reason if reported else ""
 
+    def count_unobserved(self, job: Job, now: float) -> None:
+        """Count the card time of a job that has ended while no daemon ran."""
+        if job.placement is not None:
+            cards = queue.cards_of((job.placement,), self.node.cards)
+            since = now if job.started_at is None else job.started_at
+            self.policies.card_time.hold(job.id, str(job.account), cards, since, now)
+            self.policies.card_time.release(job.id, now)
+
+    def name_cards(self, occurrences: Iterable[Occurrence], now: float) -> list[BookedCards]:
+        """Return the cards that these bookings would have beside all that is held now."""
+        return name_cards(occurrences, self.bookable_cards(), now)
+
+    def bookable_cards(self) -> Mapping[DeviceId, float]:
+        """Return the cards that can be booked, with the time from which each is certain to be free."""
+        return free_from(self.node.cards, self._allocations.values())
+
+    def certain_cards(self, at: float) -> list[DeviceId]:
+        """Return the cards that are certain to be free at this time."""
+        return [card for card, since in self.bookable_cards().items() if since <= at]
+
+    def running_beyond(self, at: float, cards: Collection[str] | None = None) -> list[Job]:
+        """Return the jobs that hold these cards, or any, and do not certainly end by this time."""
+        return [
+            job
+            for job in self.placed()
+            if ((end := self._allocations[job.id].deadline) is None or end > at)
+            and (cards is None or any(piece.card_uuid in cards for piece in job.slices))
+        ]
+
+    def end_by(self, job: Job, at: float) -> None:
+        """Count on a job's cards from this time on, by when it is ended."""
+        self._allocations[job.id] = replace(self._allocations[job.id], deadline=at)
+
     def _never_fits_reason(self, requests: list[Request]) -> str:
         """Return why these requests can never be granted; empty if they can."""
         for request in dict.fromkeys(requests):
@@ -600,6 +655,7 @@ class Broker:
         cards = queue.cards_of((placement,), self.node.cards)
         since = now if job.started_at is None else job.started_at
         self.usage_history.start(job.id, str(job.account), cards, job.requested_at, since, now)
+        self.policies.card_time.hold(job.id, str(job.account), cards, since, now)
 
     def _cancel(self, jobs: Sequence[Job], now: float) -> list[Effect]:
         started = [job for job in jobs if job.started]
@@ -630,6 +686,7 @@ class Broker:
         self.ledger.release(job.id)
         del self._allocations[job.id]
         self.usage_history.stop(job.id, now, now)
+        self.policies.card_time.release(job.id, now)
 
     def rehearse(
         self,
@@ -664,9 +721,8 @@ class Broker:
                 view.remove(job.placement)
                 del allocations[job.id]
             ordered = self._ordered(waiting.values(), [*allocations.values()], now)
-            result, node = self._serve(
-                backfill, node, view, ordered[:most], [*allocations.values()], now
-            )
+            rules = self._user_rules(node, [*allocations.values()], now)
+            result, node = self._serve(backfill, view, ordered[:most], rules)
             placed += result.placed
             for id_, placements in result.placed:
                 request = waiting.pop(id_)
@@ -692,30 +748,36 @@ class Broker:
     def _serve(
         self,
         backfill: Backfill,
-        node: Node,
         view: UsageView,
         ordered: Sequence[queue.PendingRequest],
-        allocations: Sequence[queue.Allocation],
-        now: float,
+        rules: UserRules,
     ) -> tuple[queue.SchedulingResult, Node]:
         """Return the result, and the node with the instances that it needs."""
+        node = rules.node
         holders: dict[DeviceId, list[str]] = {}
         for job in self.placed():
             for piece in job.slices:
                 holders.setdefault(piece.uuid, []).append(job.name)
         placer = InstancePlacer(node, view, self.division, holders)
-        timeline = Timeline((node,), {node.name: allocations}, now)
-        result = complete(backfill.serve(ordered, placer, timeline, now))
+        timeline = Timeline((node,), {node.name: rules.allocations}, rules.now)
+        rules.cards = lambda: placer.node.cards
+        result = complete(backfill.serve(ordered, placer, timeline, rules.now, rules))
         return result, placer.node
+
+    def _user_rules(
+        self, node: Node, allocations: Sequence[queue.Allocation], now: float
+    ) -> UserRules:
+        users = (request.user for request in self._queue.values())
+        return UserRules(self.policies, node, allocations, users, now)
 
     def _schedule(self, now: float, *, evict: bool = True) -> list[Effect]:
         effects: list[Effect] = []
         self.changes += 1
         allocations = [*self._allocations.values()]
         ordered = self._ordered(self._queue.values(), allocations, now)
-        result, node = self._serve(
-            self._backfill, self.node, self.ledger, ordered, allocations, now
-        )
+        rules = self._rules = self._user_rules(self.node, allocations, now)
+        result, node = self._serve(self._backfill, self.ledger, ordered, rules)
+        self.policies.on_named(rules.booked)
         if node is not self.node:
             self._set_node(node)
         for queue_id, placements in result.placed:
@@ -726,6 +788,10 @@ class Broker:
             self._reported.pop(queue_id, None)
             self.on_granted(jobs, now)
             effects.append(GrantLease(tuple(jobs)))
+        held = self.held_devices()
+        if any(is_planned(card.uuid) and card.uuid not in held for card in node.cards):
+            # A placement that was too much for its user has left an instance.
+            self._set_node(without_plans(self.node, held))
         for status in result.pending:
             first, reason = self._entries[status.id][0], self._pending_reason(status)
             report = JobQueued(
@@ -747,6 +813,7 @@ class Broker:
             self.node,
             self.policy,
             now,
+            self._rules,
         )
         gangs = [tuple(self.jobs_of(queue_id)) for queue_id in queue_ids]
         for job in (job for jobs in gangs for job in jobs):
@@ -764,7 +831,8 @@ class Broker:
             for reason in status.unschedulable.reasons
             if reason.code is ReasonCode.MEMORY
         }
-        return "; ".join([status.reason, *self._unleased_on(lacking)[:MAX_UNLEASED_SHOWN]])
+        booked = self._rules.booking_reasons(self._queue[status.id], status.unschedulable)
+        return "; ".join([status.reason, *booked, *self._unleased_on(lacking)[:MAX_UNLEASED_SHOWN]])
 
     def _unleased_on(self, indexes: Collection[int]) -> list[str]:
         """Return who uses these cards without a lease, in a sentence for each."""

@@ -24,6 +24,7 @@ from fenka.build import build_id
 from fenka.core.errors import FenkaError
 from fenka.core.ledger import Conflict
 from fenka.core.request import InvalidRequest, Placement, Request, reserved_percent
+from fenka.core.users.caps import applied_limit_s
 from fenka.formats.quantities import InvalidSize, parse_memory
 from fenka.hardware.card_spec import NodeError
 from fenka.hardware.nvml import NoDriver
@@ -49,6 +50,7 @@ from fenka.workstation.protocol import EndedJob
 from fenka.workstation.recording.machine_recorder import MachineRecorder
 from fenka.workstation.screens.snapshot_feed import SnapshotFeed
 from fenka.workstation.screens.what_if import Rehearsals
+from fenka.workstation.users.user_requests import UserRequests
 
 
 def create_jobs(
@@ -209,6 +211,7 @@ class RequestHandler:
     stopped: asyncio.Event
     recorder: MachineRecorder
     make_ticket: Callable[[int], str]
+    users: UserRequests
 
     def has_pending_request(self, client: Client) -> bool:
         """Return whether the client waits for a lease, and may be silent."""
@@ -252,6 +255,17 @@ class RequestHandler:
                 client.send(protocol.Done(self._make_ticket(client)))
             case protocol.GetHistory() | protocol.GetUsage():
                 client.send(await self.recorder.answer(message))
+            case (
+                protocol.GetQuotas()
+                | protocol.BookCards()
+                | protocol.GetBookings()
+                | protocol.CancelBooking()
+            ):
+                owner = _owns_daemon(client)
+                answer = self.users.answer(
+                    client.uid, client.account, message, time.time(), owner=owner
+                )
+                client.send(answer)
             case _:
                 client.send(await self._look(client, message))
 
@@ -302,9 +316,10 @@ class RequestHandler:
         known = self.broker.jobs.values()
         try:
             unit_mib = self.broker.node.unit_mib
-            jobs = create_jobs(
-                request.spec, client.process, unit_mib, known, time.time(), client.account
-            )
+            caps = self.broker.policies.caps(str(client.account))
+            limit_s = applied_limit_s(caps, request.spec.time_limit_s)
+            spec = msgspec.structs.replace(request.spec, time_limit_s=limit_s)
+            jobs = create_jobs(spec, client.process, unit_mib, known, time.time(), client.account)
             self.admission.check_jobs(client.account, len(jobs), known)
             self.admission.check_records(client.account, jobs, known)
         except (InvalidSize, InvalidRequest, QuotaExceeded) as why:

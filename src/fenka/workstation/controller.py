@@ -269,6 +269,18 @@ class Controller:
             job.mark_ending("cancelled")
         self._apply_later(self.broker.cancel(queue_id, time.time()))
 
+    def reschedule(self) -> None:
+        """Serve the queue again: caps or bookings have changed, or a booking has begun or ended."""
+        self._apply_later(self.broker.reschedule(time.time()))
+
+    def end_for_booking(self, job: Job, by: str, at: float) -> None:
+        """End a job that would run into a booking, by SIGKILL when that begins. by: who has booked."""
+        self.broker.end_by(job, at + GRACE_S)
+        if job.end_cause == "exit":
+            job.mark_ending("stopped", by)
+            grace_s = max(at - time.time(), GRACE_S)
+            self.spawn(self.terminator.terminate([job], grace_s))
+
     def cancel_pending(self, queue_ids: Sequence[str]) -> None:
         """Cancel pending jobs that a user has stopped, in one step, and report that to their clients."""
         for queue_id in queue_ids:
@@ -296,6 +308,7 @@ class Controller:
             if job.id not in kept:
                 job.mark_ending("unobserved")
                 self._record_end(job, time.time())
+                self.broker.count_unobserved(job, time.time())
         self._remove_other_leases(recorded, jobs)
         self._recover_instances(jobs)
         try:
@@ -359,6 +372,7 @@ class Controller:
             self._told = self.broker.changes
             self.on_change()
         files.save_jobs(self.runtime, list(self.broker.jobs.values()))
+        self.broker.policies.on_saved()
 
     # --- effects ------------------------------------------------------------------------------------
 

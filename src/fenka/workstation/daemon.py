@@ -7,7 +7,9 @@ leases without it, and the next daemon finds them again (Controller.recover).
 import asyncio
 import contextlib
 import os
+import signal
 import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -39,12 +41,17 @@ from fenka.workstation.recording.machine_recorder import MachineRecorder
 from fenka.workstation.screens.snapshot import snapshot
 from fenka.workstation.screens.snapshot_feed import SnapshotFeed
 from fenka.workstation.screens.what_if import Rehearsals
+from fenka.workstation.users.user_policies import UserPolicies
+from fenka.workstation.users.user_requests import UserRequests
 
 if TYPE_CHECKING:
     from fenka.workstation.monitor.metrics import WorkstationMetrics
 
 HEALTH_PERIOD_S = 5.0
 """Between two checks of the cards."""
+
+BOOKING_PERIOD_S = 5.0
+"""Between two looks at the clock, which may be set."""
 
 ABANDONED_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL for jobs of a daemon that was started for a program that has ended."""
@@ -91,6 +98,8 @@ class Daemon:
             *(runtime, broker, clients, self._leases, self._cards),
             *(self._processes, self._terminator, instances, self._history),
         )
+        self._policies = UserPolicies(runtime.users, history_file.parent, runtime.owners)
+        broker.policies = self._policies
         self._layouts = Layouts(self._controller, broker, instances)
         self._rehearsals = Rehearsals(broker)
         self._activity = SliceActivity(self._feedback.busy_s, broker.placed)
@@ -103,6 +112,7 @@ class Daemon:
             JobResizer(self._controller, broker, self._leases),
             *(self._layouts, self._history, self._snapshot, self._feed),
             *(self._rehearsals, self._stopped, self._recorder, tickets.make),
+            UserRequests(self._policies, broker, self._controller.reschedule),
         )
         self._metrics = self._open_metrics()
         self._connections = Connections(runtime, quotas, self.handler)
@@ -126,6 +136,7 @@ class Daemon:
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(log_unhandled)
+        self._policies.load()
         self._leases.prepare()
         self._write_devices()
         self._layouts.load()
@@ -137,6 +148,7 @@ class Daemon:
         server, by_name = await self._listen(), await self._listen_by_name()
         self._presence.begin()
         signals.attach(loop, self._stopped.set, self._on_abandoned)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup, os.isatty(0))
         if not self._stopped.is_set():
             try:
                 ready()
@@ -144,7 +156,7 @@ class Daemon:
                 self._stopped.set()
         loops = (
             *(self._health_loop(), self._feedback_loop(), self._namespace_loop()),
-            self._presence_loop(),
+            *(self._presence_loop(), self._booking_loop()),
             *([self._metrics.listen()] if self._metrics else []),
         )
         tasks = [asyncio.create_task(loop) for loop in loops]
@@ -161,6 +173,7 @@ class Daemon:
         self._feedback.close()
         self.runtime.socket.unlink(missing_ok=True)
         self._running.record(self._controller.ended_by_restart())
+        self._policies.on_saved()
         self._controller.close()
         self._processes.close()
         await self._recorder.close()
@@ -277,6 +290,20 @@ class Daemon:
         self.moved = True
         self._stopped.set()
 
+    async def _booking_loop(self) -> None:
+        """Serve the queue when a booking begins or ends and at midnight; end jobs in a booking's way."""
+        while True:
+            now = time.time()
+            try:
+                if self._policies.tick(now):
+                    self._controller.reschedule()
+                for job, booker, at in self.handler.users.jobs_to_end(now):
+                    self._controller.end_for_booking(job, booker, at)
+            except Exception as why:  # It must not keep later bookings from beginning.
+                log(f"a booking has not begun or ended as it should: {describe(why)}")
+            next_s = self._policies.next_boundary(now) - now
+            await asyncio.sleep(min(max(next_s, 0.01), BOOKING_PERIOD_S))
+
     # --- the rest -----------------------------------------------------------------------------------
 
     def record(self) -> None:
@@ -304,6 +331,14 @@ class Daemon:
     async def _look_ahead(self) -> None:
         if await self._rehearsals.look():
             self._feed.on_change()
+
+    def _on_hangup(self, on_terminal: bool) -> None:
+        """Read users.toml again; end if the terminal that this daemon was started on is gone."""
+        if on_terminal and not os.isatty(0):
+            self._stopped.set()
+            return
+        self._policies.reload()
+        self._controller.reschedule()
 
     def _on_abandoned(self) -> None:
         """The program that this daemon was started for has ended: end all jobs, then the daemon."""

@@ -101,6 +101,11 @@ class Runtime:
         return _home("XDG_CONFIG_HOME", ".config", "options") / "fenka" / "daemon.toml"
 
     @property
+    def users(self) -> Path:
+        """The file with caps of its daemon's users. Raises UnsafeDirectory."""
+        return self.options.with_name("users.toml")
+
+    @property
     def name(self) -> str:
         """The address in the abstract namespace at which its daemon answers without a directory."""
         digest = hashlib.blake2b(os.fsencode(self.root), digest_size=16)

@@ -322,6 +322,36 @@ class CancelLayout(Message, tag="cancel-layout"):
     """Give up what waits of layouts. Answered by LayoutApplied, with what waited, or Failure."""
 
 
+class GetQuotas(Message, tag="get-quotas"):
+    """Request a QuotasListed: one's own, root's and the daemon's owner those of all users."""
+
+
+class BookCards(Message, tag="book-cards"):
+    """Keep cards for a time. Answered by BookingsListed with this booking, or Failure.
+
+    start, end: as typed; the daemon reads them in the machine's time zone.
+    audience: `user:NAME` or `group:NAME`; empty for oneself.
+    end_others_s: end jobs that would run into it from this many seconds before it; None for not.
+    """
+
+    cards: int
+    start: str
+    end: str
+    weekly: bool = False
+    audience: str = ""
+    end_others_s: float | None = None
+
+
+class GetBookings(Message, tag="get-bookings"):
+    """Request a BookingsListed."""
+
+
+class CancelBooking(Message, tag="cancel-booking"):
+    """Remove one's own booking, or as root any. Answered by Done or Failure."""
+
+    id: str
+
+
 class JobQueued(Message, tag="job-queued"):
     """The request's place in the queue, of which position 1 is served next, and why it is pending."""
 
@@ -498,6 +528,60 @@ class CardView(msgspec.Struct, frozen=True):
     power_limit_w: float | None = None
 
 
+class QuotaView(msgspec.Struct, frozen=True):
+    """A user's present use and caps. None: there is no cap.
+
+    memory_mib, cards: held now; a slice counts for the larger of its shares of memory and compute.
+    card_hours: used since midnight.
+    time_limit_s: of jobs that name none; time_limit_at_most_s: the longest.
+    """
+
+    user: str
+    uid: int
+    memory_mib: int
+    cards: float
+    card_hours: float
+    memory_at_most_mib: float | None = None
+    cards_at_most: float | None = None
+    card_hours_at_most: float | None = None
+    time_limit_s: float | None = None
+    time_limit_at_most_s: float | None = None
+
+
+class BookingView(msgspec.Struct, frozen=True):
+    """A booking, with its present or next time in Unix seconds.
+
+    audience: who may use its cards, as `user:NAME` or `group:NAME`.
+    when: its time as the machine's clocks show it.
+    card_indices: the cards that it would have, or has; they are chosen again until it begins.
+    certain: whether these are certain to be free when it begins.
+    """
+
+    id: str
+    user: str
+    audience: str
+    cards: int
+    start: float
+    end: float
+    when: str
+    weekly: bool = False
+    end_others_s: float | None = None
+    card_indices: list[int] = []
+    certain: bool = True
+
+
+class QuotasListed(Message, tag="quotas-listed"):
+    """Quotas by user."""
+
+    quotas: list[QuotaView]
+
+
+class BookingsListed(Message, tag="bookings-listed"):
+    """Bookings by their start."""
+
+    bookings: list[BookingView]
+
+
 class HistoryRead(Message, tag="history"):
     """Figures by the job's id, or by the cards' UUIDs; events of all that, in order.
 
@@ -588,6 +672,10 @@ ToDaemon = (
     | CreateTicket
     | GetHistory
     | GetUsage
+    | GetQuotas
+    | BookCards
+    | GetBookings
+    | CancelBooking
 )
 FromDaemon = (
     JobQueued
@@ -605,6 +693,8 @@ FromDaemon = (
     | HelpsListed
     | HistoryRead
     | UsageRead
+    | QuotasListed
+    | BookingsListed
 )
 
 encode = msgspec.json.Encoder(enc_hook=os.fspath).encode

@@ -20,6 +20,7 @@ from fenka.node.config import NodeConfig
 from fenka.scheduler.main import ServerOptions
 from fenka.workstation.files import DaemonConfig
 from fenka.workstation.main import option_name
+from fenka.workstation.users.users_file import BookRules, UserCaps
 from tools.reference.markdown import MissingEntry, code, page, sentence, table
 
 HEAD = ("field", "type", "default", "meaning")
@@ -65,6 +66,13 @@ def configuration_page() -> str:
         ]
         parts += [f"## {title}", text, table(HEAD, rows)]
     parts += [
+        "## The workstation's users: users.toml",
+        "`/etc/fenka/users.toml` is read by root's daemon when it starts and at SIGHUP, "
+        "`~/.config/fenka/users.toml` by every other one. It begins with `version = 1`. Of each key the most "
+        'specific entry counts: `user.NAME`, then the largest of the user\'s `group.NAME`, then `user."*"`. '
+        'Each cap may be `"unlimited"`. root and the daemon\'s owner have no caps '
+        "([cap users](../do/cap-users.md)).",
+        table(HEAD, [*_user_rows(UserCaps, "user.NAME."), *_user_rows(BookRules, "book.")]),
         "## The autoscaler's configuration",
         "A YAML file, which the chart makes from `autoscaler.config`. Durations have a unit: `30s`, `10m`. "
         "`provider.kind` is one of " + ", ".join(map(code, CONFIGS)) + ".",
@@ -88,6 +96,12 @@ def configuration_page() -> str:
     ]
     first = "Each field of the files and programs that administrators configure."
     return page("Configuration", first, "the structs that read them", *parts)
+
+
+def _user_rows(kind: type, prefix: str) -> Iterator[tuple[str, ...]]:
+    for field in msgspec.structs.fields(kind):
+        name = code(prefix + field.encode_name)
+        yield name, _type(field.type), _default(field), _described(kind, field)
 
 
 def exit_codes_page() -> str:
@@ -213,11 +227,10 @@ def _type(kind: Any) -> str:  # noqa: PLR0911
     """Return a type in a reader's words."""
     arguments = get_args(kind)
     if hasattr(kind, "__metadata__"):
-        if any(
-            "duration" in getattr(getattr(m, "read", None), "__name__", "")
-            for m in kind.__metadata__
-        ):
-            return "duration"
+        readers = [getattr(getattr(m, "read", None), "__name__", "") for m in kind.__metadata__]
+        for word in ("duration", "size"):
+            if any(word in reader for reader in readers):
+                return word
         return _type(arguments[0])
     origin = get_origin(kind)
     if origin is None:

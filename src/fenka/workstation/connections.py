@@ -53,6 +53,12 @@ from fenka.workstation.screens.what_if import Rehearsals
 from fenka.workstation.users.user_requests import UserRequests
 
 
+def with_time_limit(spec: JobSpec, broker: Broker, account: int) -> JobSpec:
+    """Return a job with the time limit that the caps of its user give it."""
+    caps = broker.policies.caps(str(account))
+    return msgspec.structs.replace(spec, time_limit_s=applied_limit_s(caps, spec.time_limit_s))
+
+
 def create_jobs(
     spec: JobSpec,
     process: PeerProcess,
@@ -316,9 +322,7 @@ class RequestHandler:
         known = self.broker.jobs.values()
         try:
             unit_mib = self.broker.node.unit_mib
-            caps = self.broker.policies.caps(str(client.account))
-            limit_s = applied_limit_s(caps, request.spec.time_limit_s)
-            spec = msgspec.structs.replace(request.spec, time_limit_s=limit_s)
+            spec = with_time_limit(request.spec, self.broker, client.account)
             jobs = create_jobs(spec, client.process, unit_mib, known, time.time(), client.account)
             self.admission.check_jobs(client.account, len(jobs), known)
             self.admission.check_records(client.account, jobs, known)

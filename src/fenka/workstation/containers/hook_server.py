@@ -34,7 +34,7 @@ from fenka.isolation.sandbox import DRIVER, LEASE_ROOT, NODE, SHIM, LeaseMounts
 from fenka.jobs.job_spec import JobSpec
 from fenka.workstation import admission, protocol
 from fenka.workstation.admission import Admission, QuotaExceeded
-from fenka.workstation.connections import create_jobs
+from fenka.workstation.connections import create_jobs, with_time_limit
 from fenka.workstation.containers.container_request import (
     MAX_CONFIG_BYTES,
     MAX_STATE_BYTES,
@@ -274,6 +274,7 @@ class HookServer:
         known = [job for job in broker.jobs.values() if job is not kept]
         account = caller.account if caller.process.uid else init.uid
         try:
+            spec = with_time_limit(spec, broker, account)
             (job,) = create_jobs(spec, init, broker.node.unit_mib, known, time.time(), account)
             self._quotas.check_jobs(account, 1, known)
             job.container = JobContainer(request.id, request.engine, keep_s=request.keep_s)

@@ -15,6 +15,7 @@ from fenka.core.metering import (
     HOUR_US,
     SECOND_US,
     LineKind,
+    Moment,
     Observation,
     UsageLedger,
     add,
@@ -23,7 +24,7 @@ from fenka.core.metering import (
 )
 from fenka.history.history_store import Batch, HistoryStore
 from fenka.history.series import Holder
-from fenka.views.cluster_usage import BusyTime, ClusterClock, observe_cluster
+from fenka.views.cluster_usage import BusyTime, observe_cluster
 from fenka.views.node_figures import NodeFigures, SliceFigures
 from tests.builders import T4_MIB, a_node, on_card
 from tests.fakes.queue import make
@@ -49,10 +50,10 @@ def seen(
 ) -> tuple[Observation, dict[str, Holder]]:
     """The cluster at so many seconds."""
     at_us = at_s * SECOND_US
-    clock = ClusterClock(DAY * DAY_US + at_us, at_us, "b", "o")
+    moment = Moment(DAY * DAY_US + at_us, at_us, "b", "o")
     snapshot = ClusterSnapshot.of(nodes, pods)
     return observe_cluster(
-        snapshot.state, readings or {}, busy or BusyTime(), PRICES, clock, team_label
+        snapshot.state, readings or {}, busy or BusyTime(), PRICES, moment, team_label
     )
 
 

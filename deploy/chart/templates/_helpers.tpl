@@ -31,6 +31,11 @@ image: {{ include "fenka.imageReference" . | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end }}
 
+{{/* The port of the dashboard's pod at which usage is read. */}}
+{{- define "fenka.usagePort" -}}
+8251
+{{- end }}
+
 {{- define "fenka.pullSecrets" -}}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{ toJson . }}

@@ -30,7 +30,7 @@ one that is there, and would be lost with it.
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -246,6 +246,32 @@ def decode_order(name: str, text: str) -> OrderRecord:
 def decode_status(text: str) -> AutoscalerStatus:
     """Read what the leader published. Raises InvalidRecord."""
     return card_records.decode(text, _STATUS, f"ConfigMap {STATUS_MAP}")
+
+
+def node_prices(
+    nodes: Iterable[Node], status: AutoscalerStatus, orders: Mapping[str, OrderRecord]
+) -> dict[str, float]:
+    """Return what an hour of each node costs that was bought, by its name, as far as it is known.
+
+    On demand it costs what it was ordered for. Clouds bill spot nodes by the market, so they cost what their
+    offer does now.
+    """
+    offers = {
+        (offer.group, offer.type, offer.zone, offer.capacity): offer.price
+        for offer in status.offers
+    }
+    prices: dict[str, float] = {}
+    for node in nodes:
+        labels = node.metadata.labels
+        order = orders.get(labels.get(ORDER, ""))
+        if not labels.get(GROUP) or order is None:
+            continue
+        market = offers.get((order.group, order.type, order.zone, order.capacity), 0.0)
+        ordered = (order.price, market)
+        known = [*filter(None, reversed(ordered) if order.capacity == "spot" else ordered)]
+        # Without a price in the configuration, and without an offer, it is 0.
+        prices |= {node.metadata.name: known[0]} if known else {}
+    return prices
 
 
 _TIME = re.compile(

@@ -72,6 +72,15 @@ class Holding(NamedTuple):
     busy_us: int | None = None
 
 
+class Moment(NamedTuple):
+    """The time of an observation, as `Observation` has it."""
+
+    at_us: int
+    uptime_us: int
+    boot: str
+    observer: str
+
+
 class Observation(NamedTuple):
     """All cards and holdings at a moment.
 

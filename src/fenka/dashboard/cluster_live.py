@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from fenka import __version__
-from fenka.cluster.autoscaling import AutoscalerStatus
+from fenka.cluster.autoscaling import AutoscalerStatus, OrderRecord, node_prices
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.state import ClusterSnapshot, ClusterState
 from fenka.dashboard.node_questions import LOOKED_AT_S, ask_nodes, is_program, period_s
 from fenka.dashboard.stream import Fanout
+from fenka.dashboard.usage_meter import UsageMeter
 from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.informer import Informer, Informers
@@ -51,6 +52,12 @@ TICK_S = 1.0
 QUEUE_S = 2.0
 SURROUNDINGS_S = 10.0
 """Between two readings of trainings, services and the autoscaler."""
+
+CURRENT_S = 30.0
+"""After the API server's last answer, what is known of the cluster is not current any more."""
+
+BOOKMARK_S = 90.0
+"""The API server sends something of each watch within a minute, also where nothing changes."""
 
 IN_CLUSTER = "status.phase!=Succeeded,status.phase!=Failed"
 
@@ -128,6 +135,7 @@ class ClusterLive:
         fanout: the viewers.
         encoded: the last World as JSON; None before the cluster was read once.
         autoscaler: what it publishes; None without one.
+        meter: records usage; None if nothing does.
     """
 
     def __init__(
@@ -136,9 +144,19 @@ class ClusterLive:
         name: str,
         clock: Callable[[], float] = time.time,
         sleep: Sleep = asyncio.sleep,
+        meter: UsageMeter | None = None,
     ) -> None:
-        """Args: api: of the viewer, or of the dashboard's own account. name: of the cluster."""
+        """Args:
+        api: of the viewer, or of the dashboard's own account.
+        name: of the cluster.
+        clock: Unix seconds.
+        sleep: waits for a number of seconds.
+        meter: records usage; None if nothing does.
+        """
         self.api, self._name, self.clock, self._sleep = api, name, clock, sleep
+        self.meter = meter
+        self._answered_at = 0.0
+        """When the API server last answered, in Unix seconds."""
         self.state = ClusterState()
         self._changed: set[str] = set()
         self.informers = WatchedCluster(api, self.state, self._changed, sleep)
@@ -154,6 +172,7 @@ class ClusterLive:
         self.autoscaler: AutoscalerState | None = None
         self._namespace = ""
         """Of the nodes' programs."""
+        self._prices_known = False
         self._problems: dict[str, str] = {}
         """Sentences by what is not known."""
 
@@ -161,6 +180,8 @@ class ClusterLive:
         """Follow the cluster until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.informers.run())
+            if self.meter is not None:
+                group.create_task(self.meter.run(self._sleep))
             for work, period in (
                 (self._publish, lambda: TICK_S),
                 (self._read_queue, lambda: QUEUE_S),
@@ -193,6 +214,9 @@ class ClusterLive:
             self._problems.pop("queue", None)
         except (ApiError, ApiUnreachable) as why:
             self._problems["queue"] = f"the queue is old: {why}"
+            if isinstance(why, ApiUnreachable):
+                return
+        self._answered_at = self.clock()
 
     async def _read_surroundings(self) -> None:
         """Read what changes seldom."""
@@ -212,14 +236,12 @@ class ClusterLive:
         try:
             self.autoscaler = await read_autoscaler(self.api)
             self._problems.pop("autoscaler", None)
+            self._prices_known = True
         except (ApiError, ApiUnreachable, InvalidRecord) as why:
             self._problems["autoscaler"] = f"what the autoscaler does is not known: {why}"
-        known = self.autoscaler
-        self._summaries = summarize_nodes(
-            self.snapshot(),
-            (known.status if known else None) or AutoscalerStatus(),
-            known.orders if known else {},
-        )
+            # Without the right to read them, elastic nodes have the prices of the list.
+            self._prices_known |= not isinstance(why, ApiUnreachable)
+        self._summaries = summarize_nodes(self.snapshot(), *_published(self.autoscaler))
 
     async def _ask_all(self) -> None:
         try:
@@ -255,6 +277,8 @@ class ClusterLive:
         return ClusterSnapshot.of(nodes.values(), pods.values(), state=self.state)
 
     async def _publish(self) -> None:
+        if self.meter is not None:
+            self._observe(self.meter)
         self._refresh_parts()
         now = self.clock()
         self._world = world(self._view(), now)
@@ -262,6 +286,21 @@ class ClusterLive:
         self.fanout.publish("world", self.encoded)
         if sum(len(part.tiles) for part in self._parts.values()) > MAX_CARDS:
             self.fanout.publish("fleet", _encode(fleet(self._parts, now)))
+
+    def _observe(self, meter: UsageMeter) -> None:
+        """Have the usage charged, unless what is known of the cluster or of its prices is not current."""
+        broken = any(
+            informer.last_error and informer.age_s > BOOKMARK_S
+            for informer in self.informers.by_collection.values()
+        )
+        current = self.clock() - self._answered_at <= CURRENT_S and not broken
+        if current and self._prices_known:
+            changed = bool(self._changed)
+            meter.observe(self.state, self._readings, self._node_prices(), changed=changed)
+
+    def _node_prices(self) -> dict[str, float]:
+        """Return what an hour of each node costs that was bought, by its name."""
+        return node_prices(self.state.nodes(), *_published(self.autoscaler))
 
     def _refresh_parts(self) -> None:
         """Make anew what nodes show that have changed."""
@@ -295,12 +334,16 @@ class ClusterLive:
             seen_at={name: reading.at for name, reading in self._readings.items()},
             notes={name: error for name in self._parts if (error := self.state.node_error(name))},
             workloads=self._workloads,
+            prices=self._node_prices(),
+            currency=self.meter.currency if self.meter else "",
             problems=[*self._sentences()],
         )
 
     def _sentences(self) -> Iterator[str]:
         yield from (f"the cluster is not up to date: {error}" for error in self.informers.errors)
         yield from filter(None, self._problems.values())
+        if self.meter is not None and self.meter.problem:
+            yield self.meter.problem
 
     def world(self) -> World | None:
         """Return what viewers were told last; None before the cluster was read once."""
@@ -324,3 +367,11 @@ class ClusterLive:
     def node(self, name: str) -> bytes:
         """Return the cards of a node as JSON: the message `node`."""
         return _encode(self._parts.get(name, NodePart()).tiles)
+
+
+def _published(
+    known: AutoscalerState | None,
+) -> tuple[AutoscalerStatus, Mapping[str, OrderRecord]]:
+    """Return what an autoscaler has published: its status and its orders."""
+    status = known.status if known is not None else None
+    return status or AutoscalerStatus(), known.orders if known is not None else {}

@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import stat
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,10 @@ from fenka.dashboard.machine_pages import MachinePages
 from fenka.dashboard.page_server import PageServer, page_files
 from fenka.dashboard.prometheus import Prometheus
 from fenka.dashboard.surroundings import look_around
+from fenka.dashboard.usage_meter import CannotRecord, MeterOptions, UsageMeter
 from fenka.kubernetes.api_client import Api
 from fenka.local.machine_board import Viewer
-from fenka.server.listener import HttpListener, listening_socket, serve_app
+from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
 from fenka.workstation import paths
 from fenka.workstation.protocol import SIGNALS
 
@@ -35,6 +36,8 @@ PORTS = 100
 """Ports that are tried from the first one on, if none is given."""
 
 TOKEN_BYTES = 32
+
+NOT_METERED = MeterOptions()
 
 
 class CannotServe(FenkaError):
@@ -132,12 +135,13 @@ def serve_cluster(
     kubeconfig: Path | None,
     context: str | None,
     announce: Callable[[str], None],
+    metering: MeterOptions = NOT_METERED,
 ) -> None:
     """Serve a cluster until a signal, with the rights of the kubeconfig's user or the pod's account.
 
     announce: as of `serve`.
 
-    Raises CannotServe, ApiUnreachable, OSError.
+    Raises CannotServe, CannotRecord, ApiUnreachable, OSError.
     """
 
     prometheus = (
@@ -148,14 +152,32 @@ def serve_cluster(
         if prometheus is not None:
             await prometheus.check()
         async with await Api.connect(kubeconfig, context) as api:
-            shown = ClusterLive(api, context or api.server)
+            meter = UsageMeter(metering.usage_file, metering) if metering.usage_file else None
+            shown = ClusterLive(api, context or api.server, meter=meter)
             token = "" if options.open else secrets.token_urlsafe(TOKEN_BYTES)
             ready = partial(announce, _url(options, listening, token))
             pages = ClusterPages(shown, page_files(), prometheus)
-            await _serve(options, listening.dup(), token, pages, shown.run(), ready)
+            async with _serve_usage(meter, metering.usage_port):
+                await _serve(options, listening.dup(), token, pages, shown.run(), ready)
 
     with _listen(options) as listening:
         asyncio.run(run(listening))
+
+
+@contextlib.asynccontextmanager
+async def _serve_usage(meter: UsageMeter | None, port: int) -> AsyncIterator[None]:
+    """Answer `fenka usage` while the block runs, on all addresses. Raises CannotRecord."""
+    if meter is None:
+        yield
+        return
+    try:
+        listening = listening_socket(None, port)
+    except OSError as why:
+        raise CannotRecord(
+            f"port {port} cannot be used ({os.strerror(why.errno or 0)}): name another --usage-port"
+        ) from None
+    async with serve_app(meter.app(), listening, HttpListener(max_connections=MAX_READERS)):
+        yield
 
 
 async def _serve(

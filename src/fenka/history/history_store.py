@@ -1,4 +1,4 @@
-"""Keeps readings in three resolutions, events for 30 days, and usage by day for good.
+"""Keeps readings in three resolutions, events for 30 days, and usage by day while there is room.
 
 The 5-second tables are written; each coarser one is made from the next finer one. So a program that is killed
 at any moment loses the last seconds only.
@@ -12,7 +12,6 @@ from typing import NamedTuple
 import msgspec
 
 from fenka.core.metering import (
-    DAY_US,
     Amounts,
     Line,
     LineKind,
@@ -107,9 +106,9 @@ class HistoryStore:
 
     def __init__(self, file: Path, max_bytes: int) -> None:
         """file: need not exist; nothing is opened yet."""
-        self.database = Database(file, max_bytes, 1, ";".join(_schema()), drop_oldest)
+        self.database = Database(file, max_bytes, 1, ";".join(_schema()), self._shrink)
         self._numbers: dict[str, int] = {}
-        self._maintained = 0
+        self._maintained = self._folded_day = 0
 
     @property
     def problem(self) -> str:
@@ -202,10 +201,13 @@ class HistoryStore:
             for step, keep_s in KEEP_S.items():
                 connection.execute(f"DELETE FROM {table}_{step} WHERE at < ?", (now - keep_s,))
         connection.execute("DELETE FROM event WHERE at < ?", (now - EVENTS_S,))
-        self._fold(connection, now * 1_000_000 // DAY_US - DETAIL_DAYS)
+        today = now // DAY_S
+        if today != self._folded_day:
+            self._folded_day = today
+            self._fold(connection, today - DETAIL_DAYS)
 
     def _fold(self, connection: Connection, before: int) -> None:
-        """Add up the usage of jobs of each user and team that is older than this day."""
+        """Add up the usage before this day: of the jobs of each user and team, and of all nodes."""
         owners = connection.execute(
             "SELECT DISTINCT user, uid, team, namespace FROM usage JOIN subject ON subject = number"
             " WHERE day < ? AND name != ''",
@@ -219,23 +221,38 @@ class HistoryStore:
                 " AND uid = ? AND team = ? AND namespace = ?)"
             )
             values = (before, user, uid, team, namespace)
-            sums = ", ".join(f"SUM({name})" for name in _AMOUNTS)
-            rows = connection.execute(
-                f"SELECT day, kind, {number}, node, model, paid, {sums} FROM usage WHERE {which}"
-                " GROUP BY day, kind, node, model, paid",
-                values,
-            ).fetchall()
-            connection.execute(f"DELETE FROM usage WHERE {which}", values)
-            connection.executemany(
-                f"INSERT OR REPLACE INTO usage VALUES(?, ?, ?, ?, ?, ?{', ?' * len(_AMOUNTS)})",
-                rows,
-            )
+            _merge(connection, str(number), which, values)
+        _merge(connection, "subject", "day < ? AND node != ''", (before,))
+        self._drop_subjects(connection)
+
+    def _drop_subjects(self, connection: Connection) -> None:
+        """Delete the jobs and cards of which nothing is left."""
+        tables = ("usage", "event", *(f"{table}_{step}" for table in _TABLES for step in KEEP_S))
+        named = " UNION ".join(f"SELECT subject FROM {table}" for table in tables)
+        connection.execute(f"DELETE FROM subject WHERE number NOT IN ({named})")
+        self._numbers.clear()
 
     def _limit_size(self, connection: Connection) -> None:
-        used, limit = self.database.used_pages
-        if used > limit * 9 // 10:
-            drop_oldest(connection)
+        self._shrink(connection)
         connection.execute("PRAGMA incremental_vacuum(256)")
+
+    def _shrink(self, connection: Connection) -> None:
+        """Delete what is least worth while nine tenths of the limit are in use.
+
+        First the oldest readings go, then the jobs' part in the older half of the days, and in the end the
+        oldest days themselves.
+        """
+        for delete in (drop_oldest, self._fold_older_half, _drop_oldest_days):
+            used, limit = self.database.used_pages
+            if used > limit * 9 // 10:
+                delete(connection)
+
+    def _fold_older_half(self, connection: Connection) -> None:
+        first, last = connection.execute(
+            "SELECT MIN(day), MAX(day) FROM usage JOIN subject ON subject = number WHERE name != ''"
+        ).fetchone()
+        if first is not None:
+            self._fold(connection, (first + last) // 2 + 1)
 
     # --- reading ------------------------------------------------------------------------------------
 
@@ -304,6 +321,18 @@ def _add_usage(connection: Connection, rows: Iterable[Sequence[object]]) -> None
     )
 
 
+def _merge(connection: Connection, subject: str, which: str, values: Sequence[str | int]) -> None:
+    """Add up rows of usage that differ in nothing but their node, and give them a subject."""
+    sums = ", ".join(f"SUM({name})" for name in _AMOUNTS)
+    rows = connection.execute(
+        f"SELECT day, kind, {subject}, '', model, paid, {sums} FROM usage WHERE {which}"
+        " GROUP BY 1, 2, 3, 5, 6",
+        values,
+    ).fetchall()
+    connection.execute(f"DELETE FROM usage WHERE {which}", values)
+    _add_usage(connection, rows)
+
+
 def _record(row: Sequence[object]) -> UsageRecord:
     day, kind, *rest = row
     holder = Holder("") if rest[0] is None else Holder(*rest[:8])  # type: ignore[arg-type]
@@ -348,6 +377,14 @@ def drop_oldest(connection: Connection) -> None:
         if first is not None:
             until = first + max((last - first) // 10, 1)
             connection.execute(f"DELETE FROM {table} WHERE at < ?", (until,))
+
+
+def _drop_oldest_days(connection: Connection) -> None:
+    """Delete the usage of the oldest tenth of the days, but not of the last one."""
+    first, last = connection.execute("SELECT MIN(day), MAX(day) FROM usage").fetchone()
+    if first is not None:
+        until = min(first + max((last - first) // 10, 1), last)
+        connection.execute("DELETE FROM usage WHERE day < ?", (until,))
 
 
 def _series(

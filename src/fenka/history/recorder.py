@@ -5,11 +5,13 @@ Nothing here fails or waits for a disk: what cannot be written is kept, usage un
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from fenka.core.metering import Observation, UsageLedger, add, charges
+from fenka import procfs
+from fenka.core.metering import Moment, Observation, UsageLedger, add, charges
 from fenka.history.history_store import Batch, Figures, HistoryStore
 from fenka.history.series import HistoryEvent, Holder
 
@@ -22,13 +24,29 @@ Samples = Callable[[], tuple[Mapping[str, Figures], Mapping[str, Figures]]]
 """Returns the figures of programs by job id and of cards by UUID; called in the thread."""
 
 
+class MachineTimes(NamedTuple):
+    """What this machine's clocks show, as `Moment` has it."""
+
+    at_us: int
+    uptime_us: int
+    boot: str
+
+    @classmethod
+    def read(cls) -> "MachineTimes":
+        """Return what they show now."""
+        uptime_us = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+        return cls(time.time_ns() // 1000, uptime_us, procfs.boot_id())
+
+
 class HistoryRecorder:
     """Records for one program, from its event loop."""
 
-    def __init__(self, store: HistoryStore) -> None:
+    def __init__(
+        self, store: HistoryStore, times: Callable[[], MachineTimes] = MachineTimes.read
+    ) -> None:
         self.observer = secrets.token_hex(8)
         """Distinguishes this program's observations from those of an earlier one."""
-        self._store = store
+        self._store, self._times = store, times
         self._thread = ThreadPoolExecutor(1, "history")
         self._first: Observation | None = None
         self._last: Observation | None = None
@@ -40,6 +58,10 @@ class HistoryRecorder:
     def problem(self) -> str:
         """Why nothing is recorded, or what was lost, in a sentence; empty without a problem."""
         return self._store.problem
+
+    def now(self) -> Moment:
+        """Return the time of an observation that is made now."""
+        return Moment(*self._times(), self.observer)
 
     def observe(self, observation: Observation, holders: Mapping[str, Holder]) -> None:
         """Charge the time since the last observation. holders: of all holdings, by id."""

@@ -468,6 +468,29 @@ async def read_screen(api: Api, screen: str, row: type[T]) -> list[T] | None:
     return await if_accepted(api.get(path, list[row]), (403, 404))  # type: ignore[valid-type]
 
 
+MAX_USAGE_BYTES = 256 << 20
+"""A year of a hundred thousand pods."""
+
+
+async def read_usage(api: Api, kind: type[T], **query: str | int) -> T | None:
+    """Return what the dashboard's pod has recorded of the cards' usage; None if none records it.
+
+    Raises ApiError, ApiUnreachable, InvalidRecord.
+    """
+    namespace, _, service = (await read_published(api)).get("usage", "").partition("/")
+    if not service:
+        return None
+    path = f"/api/v1/namespaces/{namespace}/services/{service}/proxy/usage"
+    body = await api.read_within(path, query, MAX_USAGE_BYTES)
+    try:
+        return msgspec.json.decode(body or b"", type=kind)
+    except msgspec.MsgspecError:
+        raise InvalidRecord(
+            f"{service} of namespace {namespace} does not answer as this fenka understands: use the same "
+            "release on both sides"
+        ) from None
+
+
 NAMESPACE, NAME = "autoscalerNamespace", "autoscalerName"
 """Keys of the chart's ConfigMap for users: where the autoscaler's objects are."""
 

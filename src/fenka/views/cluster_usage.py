@@ -5,23 +5,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from fenka.cluster.state import ClusterState, PodAllocation
-from fenka.core.metering import PRICE_SCALE, Holding, MeteredCard, Observation
+from fenka.core.metering import PRICE_SCALE, Holding, MeteredCard, Moment, Observation
 from fenka.dialects.base import SharedNode
 from fenka.history.series import Holder
 from fenka.views.node_figures import NodeFigures, SliceFigures
 
 TEAM_LABEL = "fenka.io/team"
 """Label of pods by default: the team that usage counts for."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterClock:
-    """The time of an observation, as `Observation` has it."""
-
-    at_us: int
-    uptime_us: int
-    boot: str
-    observer: str
 
 
 @dataclass(slots=True)
@@ -56,7 +46,7 @@ def observe_cluster(
     readings: Mapping[str, NodeFigures],
     busy: BusyTime,
     prices: Mapping[str, float],
-    clock: ClusterClock,
+    moment: Moment,
     team_label: str = TEAM_LABEL,
 ) -> tuple[Observation, dict[str, Holder]]:
     """Return all cards and holdings of a cluster, and who the holders are, by UID.
@@ -66,7 +56,7 @@ def observe_cluster(
         readings: The nodes' last ones, by name.
         busy: The time that slices had; it counts the readings.
         prices: What an hour of an elastic node costs, as it was paid, by name. Its cards share it equally.
-        clock: The time.
+        moment: The time.
         team_label: The key of the label that names a pod's team.
     """
     cards: list[MeteredCard] = []
@@ -83,10 +73,7 @@ def observe_cluster(
             holders[held.pod.metadata.uid] = _holder(held, team_label)
             holdings += _holdings(held, used, busy)
     busy.keep(frozenset(holders))
-    observation = Observation(
-        *(clock.at_us, clock.uptime_us, clock.boot, clock.observer), tuple(cards), tuple(holdings)
-    )
-    return observation, holders
+    return Observation(*moment, tuple(cards), tuple(holdings)), holders
 
 
 def _cards(shared: SharedNode, node_price: float | None) -> Iterator[MeteredCard]:

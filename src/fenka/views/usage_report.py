@@ -84,14 +84,11 @@ def record_cost(record: UsageRecord, prices: Mapping[str, int]) -> Fraction | No
     return None if price is None else cost(record.amounts.card_us, price)
 
 
-def check_prices(records: Iterable[UsageRecord], prices: Mapping[str, int]) -> None:
-    """Raise NoPrice if a record's card has none."""
+def check_prices(records: Iterable[UsageRecord], prices: Mapping[str, int], remedy: str) -> None:
+    """Raise NoPrice if a record's card has none. remedy: what to do, with `{model}` for the card's model."""
     for record in records:
         if price_of(record, prices) is None:
-            raise NoPrice(
-                f'{record.model} has no price: write [price] and "{record.model}" = 0.35 to daemon.toml, '
-                "and restart the daemon"
-            )
+            raise NoPrice(f"{record.model} has no price: {remedy.format(model=record.model)}")
 
 
 def usage_rows(

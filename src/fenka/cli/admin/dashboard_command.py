@@ -16,11 +16,13 @@ from fenka.dashboard.main import (
     serve_cluster,
     write_launcher,
 )
+from fenka.dashboard.usage_meter import MeterOptions
 from fenka.workstation.client import DaemonUnavailable
 
 
 def dashboard(
     target: Target,
+    metering: MeterOptions,
     port: Annotated[
         int | None,
         typer.Option("--port", min=1, max=65535, help="default: the first free one from 8250 on"),
@@ -68,10 +70,12 @@ def dashboard(
         here = snapshot_here(target, required=not cluster_configured()) is not None
     except DaemonUnavailable as why:
         raise CannotServe(f"there is nothing to show: {why}") from None
+    if here and metering.usage_file:
+        raise CannotServe("--usage-file is of a cluster: this machine's daemon records its usage")
     if here:
         serve(options, announce)
     else:
-        serve_cluster(options, target.kubeconfig, target.context, announce)
+        serve_cluster(options, target.kubeconfig, target.context, announce, metering)
 
 
 def _has_display() -> bool:

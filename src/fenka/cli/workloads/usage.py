@@ -13,6 +13,7 @@ import typer
 from fenka.cli import tables
 from fenka.cli.common_options import Target, parse_duration
 from fenka.cli.error_report import UserError, print_error
+from fenka.cli.world import cluster_configured, snapshot_here
 from fenka.core.errors import INVALID_INPUT
 from fenka.history.series import UsageGroup
 from fenka.views.usage_report import UsageRow, check_prices, total_row, usage_rows
@@ -24,6 +25,9 @@ EPOCH = date(1970, 1, 1)
 
 Output = Literal["table", "csv", "json", "yaml", "focus", "opencost"]
 BILLS = ("focus", "opencost")
+
+SET_PRICE = 'write [price] and "{model}" = 0.35 to daemon.toml, and restart the daemon'
+SET_CLUSTER_PRICE = 'upgrade fenka\'s chart with dashboard.page.usage.prices: {{"{model}": 0.35}}'
 
 
 def usage(
@@ -43,22 +47,19 @@ def usage(
 ) -> None:
     """Print how much of the cards' time and memory was held and used, and what it cost.
 
-    Time of cards that nobody held is idle; time in which no daemon ran is unobserved. All lines together are
-    cards × time.
+    Time of cards that nobody held is idle; time in which nothing recorded it is unobserved. All lines
+    together are cards × time.
     """
-    if target.of_cluster:
-        raise UserError(
-            "usage is recorded on workstations only: leave out --cluster", INVALID_INPUT
-        )
     first, end = _days(since, until, time.time())
     bill = output in BILLS
     request = protocol.GetUsage("job" if bill else by, first, end, daily=bill)
-    with DaemonConnection(paths.current()) as daemon:
-        read = daemon.request(request, protocol.UsageRead)
+    here = snapshot_here(target, required=not cluster_configured()) is not None
+    read, account = _read_here(request) if here else _read_cluster(target, request)
     if read.problem:
         print_error(read.problem)
     if bill:
-        _print_bill(read, output)
+        check_prices(read.records, read.prices, SET_PRICE if here else SET_CLUSTER_PRICE)
+        _print_bill(read, output, account)
         return
     rows = usage_rows(read.records, by, read.prices)
     if tables.print_data({"currency": read.currency, "rows": rows}, output):
@@ -73,6 +74,40 @@ def usage(
     tables.print_lines(tables.align_to_terminal(_table(rows, by, read.currency)))
     if read.since_day is not None and read.since_day > first:
         print(f"recorded since {_date(read.since_day)}")
+
+
+def _read_here(request: protocol.GetUsage) -> tuple[protocol.UsageRead, str]:
+    """Return what this machine's daemon has recorded, and the machine's name."""
+    with DaemonConnection(paths.current()) as daemon:
+        return daemon.request(request, protocol.UsageRead), import_module("socket").gethostname()
+
+
+def _read_cluster(target: Target, request: protocol.GetUsage) -> tuple[protocol.UsageRead, str]:
+    """Return what a cluster's dashboard has recorded, and the cluster's name. Raises UserError."""
+    from fenka.cli import cluster
+    from fenka.kubernetes.api_client import Api
+    from fenka.kubernetes.reader import read_usage
+
+    query: dict[str, str | int] = {
+        "since": request.since_day,
+        "until": request.until_day,
+        "by": request.by,
+    }
+    if request.daily:
+        query["daily"] = "true"
+
+    async def question(api: Api) -> tuple[protocol.UsageRead | None, str]:
+        return await read_usage(api, protocol.UsageRead, **query), target.context or api.server
+
+    read, account = cluster.ask(
+        target, question, lambda why: cluster.explain_cluster_denial(why, "fenka-usage")
+    )
+    if read is None:
+        raise UserError(
+            "nothing records the usage of this cluster: upgrade fenka's chart with "
+            "--set dashboard.page.enabled=true --set dashboard.page.usage.enabled=true"
+        )
+    return read, account
 
 
 def _days(since: str, until: str, now: float) -> tuple[int, int]:
@@ -104,10 +139,8 @@ def _date(day: int) -> str:
     return datetime.fromtimestamp(day * DAY_S, UTC).date().isoformat()
 
 
-def _print_bill(read: protocol.UsageRead, output: Output) -> None:
-    check_prices(read.records, read.prices)
+def _print_bill(read: protocol.UsageRead, output: Output, account: str) -> None:
     exports = import_module("fenka.views.usage_exports")
-    account = import_module("socket").gethostname()
     bill = read.records, read.prices, read.currency, account
     if output == "focus":
         sys.stdout.write(exports.focus_csv(*bill))

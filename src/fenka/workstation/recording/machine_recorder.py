@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fenka import procfs
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card
 from fenka.core.metering import Holding, MeteredCard, Observation
@@ -82,7 +81,6 @@ class MachineRecorder:
         self._feedback, self._ended, self._config = feedback, ended, config
         size = parse_memory(config.history_size, 1).amount * MIB
         self._recorder = HistoryRecorder(HistoryStore(paths.history_database(runtime), size))
-        self._boot = procfs.boot_id()
         self._jobs: dict[str, _JobState] = {}
         self._healthy: dict[str, bool] | None = None
         self._holders: dict[str, Holder] = {}
@@ -247,12 +245,8 @@ class MachineRecorder:
             for card in self._broker.node.cards
             if card.parent is None
         )
-        uptime_us = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
-        observer = self._recorder.observer
-        self._recorder.observe(
-            Observation(time.time_ns() // 1000, uptime_us, self._boot, observer, cards, holdings),
-            self._holders,
-        )
+        observation = Observation(*self._recorder.now(), cards, holdings)
+        self._recorder.observe(observation, self._holders)
 
     def _busy_us(self, job_id: str, slices: Sequence[Slice]) -> int | None:
         seconds = [self._feedback.busy_s(job_id, piece.uuid) for piece in slices]

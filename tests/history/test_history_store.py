@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fenka.core.metering import DAY_US, SECOND_US, LineKind
+from fenka.core.metering import DAY_US, SECOND_US, Amounts, Line, LineKind
 from fenka.history.history_store import DETAIL_DAYS, KEEP_S, Batch, HistoryStore
-from fenka.history.series import HistoryEvent, UsageRecord
+from fenka.history.series import HistoryEvent, Holder, UsageRecord
 from tests.history.records import (
     ANNA,
     BEN,
@@ -156,6 +156,42 @@ def test_the_oldest_readings_go_when_the_file_has_its_size(tmp_path: Path) -> No
     assert newest is not None
     assert newest.most["used_mib"] == [86380 % 4000]
     assert seconds(store)["j1"] == 17.141720
+
+
+def test_pods_and_then_days_go_when_usage_fills_the_file(tmp_path: Path) -> None:
+    """40 days of 300 pods, each with its own team: a mebibyte is not exceeded, a day's sum stays."""
+    store = HistoryStore(tmp_path / "small.db", MIB)
+    for day in range(40):
+        pods = [
+            Holder(f"{day}-{number}", "pod", team=f"team {day} {number}") for number in range(300)
+        ]
+        usage_of_day = {
+            Line(DAY + day, LineKind.HELD, pod.id, "node", "T4", None): Amounts(card_us=SECOND_US)
+            for pod in pods
+        }
+        batch = Batch((DAY + day) * 86400, pods, usage=usage_of_day)
+        assert store.write(batch), store.problem
+    assert store.database.file.stat().st_size <= MIB
+    by_day: dict[int, int] = {}
+    for record in usage(store, DAY, DAY + 40):
+        by_day[record.day] = by_day.get(record.day, 0) + record.amounts.card_us
+    assert [*by_day] == [*range(min(by_day), DAY + 40)]
+    assert {*by_day.values()} == {300 * SECOND_US}
+    assert store.first_day() == min(by_day) > DAY
+    last = usage(store, DAY + 39, DAY + 40)
+    assert {record.holder.name for record in last} == {"pod"}
+
+
+def test_a_day_is_added_up_twice_without_loss(store: HistoryStore) -> None:
+    """Usage of a day that was added up before comes late, as after a long write failure."""
+    for number in (1, 2):
+        line = Line(DAY, LineKind.HELD, f"j{number}", f"node {number}", "T4", None)
+        job = Holder(f"j{number}", "train", "anna", 1000)
+        late = (DAY + DETAIL_DAYS + number) * 86400
+        assert store.write(Batch(late, [job], usage={line: Amounts(card_us=number)}))
+    assert store.write(Batch((DAY + DETAIL_DAYS + 3) * 86400))
+    (record,) = usage(store)
+    assert (record.holder.name, record.node, record.amounts.card_us) == ("", "", 3)
 
 
 def test_time_goes_on_when_the_clock_is_set(store: HistoryStore) -> None:

@@ -65,7 +65,7 @@ def test_only_that_part_has_a_price_when_a_model_has_none() -> None:
     rows = {row.name: row.cost for row in usage_rows(RECORDS, "user", {})}
     assert rows["anna"] is None
     assert rows["ben"] == Decimal("0.144033333")
-    with pytest.raises(NoPrice, match='^Tesla T4 has no price: write "Tesla T4" = 0.35$'):
+    with pytest.raises(NoPrice, match=r'^Tesla T4 has no price: write "Tesla T4" = 0\.35$'):
         check_prices(RECORDS, {A10: 1}, 'write "{model}" = 0.35')
     check_prices(RECORDS, PRICES, "")
 

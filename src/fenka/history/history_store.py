@@ -106,7 +106,7 @@ class HistoryStore:
 
     def __init__(self, file: Path, max_bytes: int) -> None:
         """file: need not exist; nothing is opened yet."""
-        self.database = Database(file, max_bytes, 1, ";".join(_schema()), self._shrink)
+        self.database = Database(file, max_bytes, 1, ";".join(_schema()), self._make_room)
         self._numbers: dict[str, int] = {}
         self._maintained = self._folded_day = 0
 
@@ -123,7 +123,7 @@ class HistoryStore:
         if not 0 <= batch.at - self._maintained < MAINTENANCE_S and batch.at >= EARLIEST_S:
             self._maintained = batch.at
             self.database.run(lambda connection: self._maintain(connection, batch.at))
-            self.database.run(self._limit_size)
+            self._limit_size()
         return True
 
     def close(self) -> None:
@@ -208,21 +208,27 @@ class HistoryStore:
 
     def _fold(self, connection: Connection, before: int) -> None:
         """Add up the usage before this day: of the jobs of each user and team, and of all nodes."""
-        owners = connection.execute(
-            "SELECT DISTINCT user, uid, team, namespace FROM usage JOIN subject ON subject = number"
-            " WHERE day < ? AND name != ''",
+        common = "job.namespace || '/' || job.user || '/' || job.uid || '/' || job.team"
+        connection.execute(
+            f"INSERT OR IGNORE INTO subject SELECT DISTINCT NULL, {common}, '', job.user, job.uid, job.team,"
+            " job.namespace, '', '' FROM usage JOIN subject AS job ON usage.subject = job.number"
+            " WHERE day < ? AND job.name != ''",
+            (before,),
+        )
+        sums = ", ".join(f"SUM({name})" for name in _AMOUNTS)
+        rows = connection.execute(
+            f"SELECT day, usage.kind, COALESCE(owner.number, usage.subject), '', model, paid, {sums}"
+            " FROM usage LEFT JOIN subject AS job ON usage.subject = job.number AND job.name != ''"
+            f" LEFT JOIN subject AS owner ON owner.id = {common}"
+            " WHERE day < ? AND (job.number IS NOT NULL OR node != '') GROUP BY 1, 2, 3, 5, 6",
             (before,),
         ).fetchall()
-        for user, uid, team, namespace in owners:
-            folded = Holder(f"{namespace}/{user}/{uid}/{team}", "", user, uid, team, namespace)
-            number = self._subject(connection, folded)
-            which = (
-                "day < ? AND subject IN (SELECT number FROM subject WHERE name != '' AND user = ?"
-                " AND uid = ? AND team = ? AND namespace = ?)"
-            )
-            values = (before, user, uid, team, namespace)
-            _merge(connection, str(number), which, values)
-        _merge(connection, "subject", "day < ? AND node != ''", (before,))
+        connection.execute(
+            "DELETE FROM usage WHERE day < ?"
+            " AND (node != '' OR subject IN (SELECT number FROM subject WHERE name != ''))",
+            (before,),
+        )
+        _add_usage(connection, rows)
         self._drop_subjects(connection)
 
     def _drop_subjects(self, connection: Connection) -> None:
@@ -232,27 +238,47 @@ class HistoryStore:
         connection.execute(f"DELETE FROM subject WHERE number NOT IN ({named})")
         self._numbers.clear()
 
-    def _limit_size(self, connection: Connection) -> None:
-        self._shrink(connection)
-        connection.execute("PRAGMA incremental_vacuum(256)")
-
-    def _shrink(self, connection: Connection) -> None:
+    def _limit_size(self) -> None:
         """Delete what is least worth while nine tenths of the limit are in use.
 
-        First the oldest readings go, then the jobs' part in the older half of the days, and in the end the
-        oldest days themselves.
+        First readings go, then the jobs' part in the usage of the oldest days, and in the end these days.
         """
-        for delete in (drop_oldest, self._fold_older_half, _drop_oldest_days):
-            used, limit = self.database.used_pages
-            if used > limit * 9 // 10:
-                delete(connection)
+        run = self.database.run
+        run(lambda connection: drop_oldest(connection) if self._is_large() else None)
+        while run(self._fold_oldest_day):
+            pass
+        while run(lambda connection: self._is_large() and self._drop_oldest_day(connection)):
+            pass
+        run(lambda connection: connection.execute("PRAGMA incremental_vacuum(256)"))
 
-    def _fold_older_half(self, connection: Connection) -> None:
+    def _fold_oldest_day(self, connection: Connection) -> bool:
+        """Add up a day's usage of jobs, but not that of the last day. Return whether there was one."""
         first, last = connection.execute(
             "SELECT MIN(day), MAX(day) FROM usage JOIN subject ON subject = number WHERE name != ''"
         ).fetchone()
-        if first is not None:
-            self._fold(connection, (first + last) // 2 + 1)
+        if first == last or not self._is_large():
+            return False
+        self._fold(connection, first + 1)
+        return True
+
+    def _drop_oldest_day(self, connection: Connection) -> bool:
+        """Delete a day's usage, but not that of the last day. Return whether there was one."""
+        deleted = connection.execute(
+            "DELETE FROM usage WHERE day = (SELECT MIN(day) FROM usage)"
+            " AND day != (SELECT MAX(day) FROM usage)"
+        )
+        self._drop_subjects(connection)
+        return deleted.rowcount > 0
+
+    def _is_large(self) -> bool:
+        used, limit = self.database.used_pages
+        return used > limit * 9 // 10
+
+    def _make_room(self, connection: Connection) -> None:
+        """Delete the oldest rows of a full file, in which nothing can be added up."""
+        drop_oldest(connection)
+        if self._is_large():
+            self._drop_oldest_day(connection)
 
     # --- reading ------------------------------------------------------------------------------------
 
@@ -321,18 +347,6 @@ def _add_usage(connection: Connection, rows: Iterable[Sequence[object]]) -> None
     )
 
 
-def _merge(connection: Connection, subject: str, which: str, values: Sequence[str | int]) -> None:
-    """Add up rows of usage that differ in nothing but their node, and give them a subject."""
-    sums = ", ".join(f"SUM({name})" for name in _AMOUNTS)
-    rows = connection.execute(
-        f"SELECT day, kind, {subject}, '', model, paid, {sums} FROM usage WHERE {which}"
-        " GROUP BY 1, 2, 3, 5, 6",
-        values,
-    ).fetchall()
-    connection.execute(f"DELETE FROM usage WHERE {which}", values)
-    _add_usage(connection, rows)
-
-
 def _record(row: Sequence[object]) -> UsageRecord:
     day, kind, *rest = row
     holder = Holder("") if rest[0] is None else Holder(*rest[:8])  # type: ignore[arg-type]
@@ -377,14 +391,6 @@ def drop_oldest(connection: Connection) -> None:
         if first is not None:
             until = first + max((last - first) // 10, 1)
             connection.execute(f"DELETE FROM {table} WHERE at < ?", (until,))
-
-
-def _drop_oldest_days(connection: Connection) -> None:
-    """Delete the usage of the oldest tenth of the days, but not of the last one."""
-    first, last = connection.execute("SELECT MIN(day), MAX(day) FROM usage").fetchone()
-    if first is not None:
-        until = min(first + max((last - first) // 10, 1), last)
-        connection.execute("DELETE FROM usage WHERE day < ?", (until,))
 
 
 def _series(

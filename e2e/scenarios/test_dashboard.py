@@ -1,5 +1,7 @@
 """The chart's dashboard, as a person sees it who forwards its port."""
 
+import csv
+import io
 import json
 import re
 import subprocess
@@ -53,6 +55,92 @@ def ask(installation: Installation, *arguments: str) -> str:
 def world(installation: Installation, url: str) -> Any:
     """Return what the page shows now."""
     return json.loads(ask(installation, f"{url}/api/world"))
+
+
+VOLUME = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolume",
+    "metadata": {"name": "fenka-usage"},
+    "spec": {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "claimRef": {"namespace": "fenka", "name": "fenka-dashboard-usage"},
+        "local": {"path": "/var/lib/fenka-usage"},
+    },
+}
+
+
+def usage_rows(installation: Installation, *options: str) -> list[dict[str, str]]:
+    """Return the rows of `fenka usage`."""
+    return [*csv.DictReader(io.StringIO(installation.fenka("usage", *options, "-o", "csv")))]
+
+
+def card_hours(rows: list[dict[str, str]]) -> dict[str, float]:
+    """Return the hours by name, or by kind where there is no name."""
+    return {row["name"] or row["kind"]: float(row["card_hours"]) for row in rows}
+
+
+@pytest.fixture
+def metered(installation: Installation, sharing_node: str) -> Iterator[None]:
+    """Install the page with its record of usage, on a volume of the sharing node."""
+    cluster = installation.cluster
+    cluster.node(sharing_node).run("mkdir", "-p", "/var/lib/fenka-usage")
+    expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": [sharing_node]}
+    affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
+    volume = {**VOLUME, "spec": {**VOLUME["spec"], "nodeAffinity": affinity}}  # type: ignore[dict-item]
+    cluster.apply(json.dumps(volume))
+    usage = {"enabled": True, "prices": {"Tesla T4": 0.35}, "currency": "EUR"}
+    page = {"enabled": False, "labels": {}, "page": {"enabled": True, "usage": usage}}
+    try:
+        with installed_with(installation, f"dashboard={json.dumps(page)}"):
+            wait_for_agent(installation, sharing_node, 14)
+            rollout = ("rollout", "status", "deployment/fenka-dashboard", "--timeout=120s")
+            cluster.kubectl("-n", "fenka", *rollout)
+            yield
+    finally:
+        cluster.kubectl("-n", "fenka", "delete", "pvc", "fenka-dashboard-usage")
+        cluster.kubectl("delete", "pv", "fenka-usage")
+        cluster.node(sharing_node).run("rm", "-rf", "/var/lib/fenka-usage")
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("metered")
+def test_usage_counts_pods_that_ended_before_the_program_was_killed(
+    installation: Installation, node: str
+) -> None:
+    """All lines together cost what the cards did, and the time without the program is unobserved."""
+    cluster = installation.cluster
+    labels = {"metadata": {"name": "trained", "labels": {"fenka.io/team": "vision"}}}
+    cluster.apply(json.dumps({**json.loads(pod("trained", "x=4:")), **labels}))
+    cluster.wait_for_pod("trained")
+    wait_until(
+        "usage of the team",
+        lambda: card_hours(usage_rows(installation, "--by", "team")).get("vision", 0) > 0.001,
+        120,
+    )
+    cluster.kubectl("delete", "pod", "trained", "--now")
+    before = card_hours(usage_rows(installation, "--by", "job"))["trained"]
+    cluster.kubectl(
+        *("-n", "fenka", "delete", "pod", "-l", "component=dashboard"),
+        *("--force", "--grace-period=0"),
+    )
+    wait_until(
+        "unobserved time after the program's return",
+        lambda: "unobserved" in card_hours(usage_rows(installation, "--by", "team")),
+        120,
+    )
+    rows = usage_rows(installation, "--by", "job")
+    assert card_hours(rows)["trained"] == pytest.approx(before, abs=0.002)
+    assert {row["kind"] for row in rows} == {"held", "idle", "unobserved"}
+    total = sum(float(row["card_hours"]) for row in rows)
+    assert sum(float(row["cost"]) for row in rows) == pytest.approx(total * 0.35, abs=1e-5)
+    bill = installation.fenka("usage", "-o", "focus")
+    (trained,) = [
+        row for row in csv.DictReader(io.StringIO(bill)) if row["ResourceName"] == "trained"
+    ]
+    assert json.loads(trained["Tags"])["team"] == "vision"
+    assert trained["SkuId"] == "Tesla T4"
+    assert node in bill
 
 
 @pytest.fixture

@@ -530,3 +530,50 @@ def test_dashboard_reads_and_is_reached_by_port_forwarding_only() -> None:
     }
     assert not resources & {"secrets", "pods/log", "pods/exec"}
     assert not [item for item in render() if item["metadata"]["name"] == "fenka-dashboard"]
+
+
+@needs_helm
+def test_usage_is_recorded_on_a_volume_when_it_is_enabled() -> None:
+    """One pod at a time, since the file has one writer. The published name leads readers to it."""
+    usage = {"enabled": True, "prices": {"Tesla T4": 0.35}, "currency": "EUR"}
+    objects = render(dashboard={"page": {"enabled": True, "usage": usage}})
+    deployment = find(objects, "Deployment", "fenka-dashboard")
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    pod = pod_of(deployment)
+    (container,) = pod["containers"]
+    assert container["args"][4:] == [
+        "--usage-file=/var/lib/fenka/usage/usage.db",
+        "--usage-size=200MiB",
+        "--usage-port=8251",
+        "--currency=EUR",
+        "--team-label=fenka.io/team",
+        "--price=Tesla T4=0.35",
+    ]
+    claim = find(objects, "PersistentVolumeClaim", "fenka-dashboard-usage")
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert pod["volumes"] == [
+        {"name": "usage", "persistentVolumeClaim": {"claimName": "fenka-dashboard-usage"}}
+    ]
+    assert pod["securityContext"]["fsGroup"] == 65532
+    service = find(objects, "Service", "fenka-dashboard-usage")
+    (port,) = service["spec"]["ports"]
+    assert container["ports"] == [{"name": port["targetPort"], "containerPort": port["port"]}]
+    published = find(objects, "ConfigMap", "fenka")["data"]["usage"]
+    assert published == "gpu/fenka-dashboard-usage:http"
+    (rule,) = find(objects, "ClusterRole", "fenka-usage")["rules"]
+    assert rule["resourceNames"] == [f"fenka-dashboard-usage:{port['name']}"]
+
+
+@needs_helm
+def test_usage_has_the_volume_that_is_named() -> None:
+    """A claim, or any volume; then no claim is made. A release from before has nothing of it."""
+    for given, volume in (
+        ({"existingClaim": "own"}, {"persistentVolumeClaim": {"claimName": "own"}}),
+        ({"volume": {"emptyDir": {}}}, {"emptyDir": {}}),
+    ):
+        objects = render(dashboard={"page": {"enabled": True, "usage": {"enabled": True, **given}}})
+        pod = pod_of(find(objects, "Deployment", "fenka-dashboard"))
+        assert pod["volumes"] == [{"name": "usage", **volume}]
+        assert "PersistentVolumeClaim" not in {item["kind"] for item in objects}
+    without = render(dashboard={"page": {"enabled": True, "usage": None}})
+    assert "usage" not in find(without, "ConfigMap", "fenka")["data"]

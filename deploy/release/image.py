@@ -73,7 +73,7 @@ UNNEEDED: Final = (
     "var/cache",
     "var/lib/dpkg/info",
 )
-EXTRAS: Final = ("cluster", "autoscaler", "alibaba", "aws", "serve")
+EXTRAS: Final = ("cluster", "autoscaler", "alibaba", "aws", "serve", "traces")
 GLIBC: Final = "manylinux_2_40"
 """Wheels may need this version of glibc, which Debian's package in the image has."""
 USER: Final = 65532

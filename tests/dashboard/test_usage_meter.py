@@ -249,7 +249,7 @@ async def test_usage_is_answered_over_http(tmp_path: Path) -> None:
     app = meter.app()
     app[LISTENER] = HttpListener()
     async with TestClient(TestServer(app)) as client:
-        question = {"since": DAY, "until": DAY + 1, "by": "namespace"}
+        question: dict[str, str | int] = {"since": DAY, "until": DAY + 1, "by": "namespace"}
         answer = await client.get("/usage", params=question)
         read = msgspec.json.decode(await answer.read(), type=UsageRead)
         (held,) = read.records
@@ -268,10 +268,11 @@ async def test_usage_is_answered_over_http(tmp_path: Path) -> None:
 
 async def test_options_are_refused_that_mean_nothing() -> None:
     """One sentence each."""
-    for wrong, why in (
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"price": ["T4"]}, "is no price of a card's hour"),
         ({"currency": "euro"}, "is no currency"),
         ({"usage_size": "much"}, "much"),
-    ):
+    )
+    for options, why in refused:
         with pytest.raises(FenkaError, match=why):
-            MeterOptions(**wrong)  # type: ignore[arg-type]
+            MeterOptions(**options)

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from fenka.jobs.routing_table import ReplicaEntry, RoutingTable
+from fenka.server.pod_spans import collector
 
 Config = dict[str, Any]
 
@@ -92,6 +93,8 @@ configuration/observability/access_log/usage
 """
 MAX_STATISTICS = 10_000
 """Rows of versions and statuses: a replica may answer with any status."""
+TRACE_CLUSTER, TRACE_TIMEOUT_S = "traces", 5.0
+SYSTEM_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 SAFE_METHODS = "GET|HEAD|OPTIONS|PUT|DELETE"
 """Requests that may be sent a second time."""
 
@@ -104,12 +107,16 @@ class EnvoySettings(msgspec.Struct, frozen=True):
         response_s: Seconds from the end of a request to the head of its response, without the wait.
         connections: Clients' connections at a time.
         memory_bytes: Envoy's heap at most: near it requests are refused and large ones end.
+        traces: URL of an OpenTelemetry collector; empty: nothing is traced.
+        service: The name under which it shows the requests; empty for the gateway's.
     """
 
     wait_s: float
     response_s: float
     connections: int
     memory_bytes: int
+    traces: str = ""
+    service: str = ""
 
 
 def bootstrap(addresses: Mapping[str, tuple[str, int]], settings: EnvoySettings) -> Config:
@@ -133,6 +140,8 @@ def bootstrap(addresses: Mapping[str, tuple[str, int]], settings: EnvoySettings)
             _listener(f"{port}-waiting", _pipe(_waiting_socket(index)), _waiting(port, settings)),
         ]
         clusters.append(_replica_cluster(port, index))
+    if settings.traces:
+        clusters.append(_trace_cluster(settings.traces))
     return {
         "node": {"id": "gateway", "cluster": "fenka"},
         "admin": {"address": _pipe(ADMIN_SOCKET)},
@@ -271,11 +280,15 @@ def _listener(
 def _clients(port: str, settings: EnvoySettings) -> Config:
     """Return how clients' connections are served."""
     response_s = settings.wait_s + settings.response_s
-    return _manager(CLIENTS, port, response_s, []) | {
-        "use_remote_address": True,
-        # By itself Envoy appends an address of the machine in place of a loopback address.
-        "skip_xff_append": True,
-    }
+    return (
+        _manager(CLIENTS, port, response_s, [])
+        | _tracing(settings)
+        | {
+            "use_remote_address": True,
+            # By itself Envoy appends an address of the machine in place of a loopback address.
+            "skip_xff_append": True,
+        }
+    )
 
 
 def _waiting(port: str, settings: EnvoySettings) -> Config:
@@ -303,7 +316,33 @@ def _waiting(port: str, settings: EnvoySettings) -> Config:
         "use_remote_address": False,
         "skip_xff_append": True,
     }
-    return _manager(WAITING, port, settings.response_s, [held]) | own
+    return _manager(WAITING, port, settings.response_s, [held]) | own | _tracing(settings)
+
+
+def _tracing(settings: EnvoySettings) -> Config:
+    """Return how requests are traced: by the W3C's headers, which replicas get, too."""
+    if not settings.traces:
+        return {}
+    service = {
+        "http_uri": {
+            "uri": f"{settings.traces.rstrip('/')}/v1/traces",
+            "cluster": TRACE_CLUSTER,
+            "timeout": _seconds(TRACE_TIMEOUT_S),
+        }
+    }
+    provider = {"name": "envoy.tracers.opentelemetry"} | _typed(
+        "config.trace.v3.OpenTelemetryConfig",
+        http_service=service,
+        service_name=f"fenka-gateway/{settings.service}" if settings.service else "fenka-gateway",
+    )
+    # Clients' requests have no IDs of Envoy's, which would decide otherwise.
+    sampled = {"pack_trace_reason": False, "use_request_id_for_trace_sampling": False}
+    return {
+        "tracing": {"provider": provider},
+        "request_id_extension": _typed(
+            "extensions.request_id.uuid.v3.UuidRequestIdConfig", **sampled
+        ),
+    }
 
 
 def _manager(name: str, port: str, response_s: float, filters: Sequence[Config]) -> Config:
@@ -498,6 +537,29 @@ def _health_check() -> Config:
         "healthy_threshold": 1,
         "tcp_health_check": {},
     }
+
+
+def _trace_cluster(url: str) -> Config:
+    """Return where spans go. Raises InvalidTraces."""
+    scheme, host, port = collector(url)
+    endpoint = {"address": {"socket_address": {"address": host, "port_value": port}}}
+    cluster = {
+        "name": TRACE_CLUSTER,
+        "type": "STRICT_DNS",
+        "connect_timeout": _seconds(CONNECT_TIMEOUT_S),
+        "load_assignment": {
+            "cluster_name": TRACE_CLUSTER,
+            "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}],
+        },
+    }
+    if scheme == "https":
+        trusted = {"trusted_ca": {"filename": SYSTEM_CERTIFICATES}}
+        cluster["transport_socket"] = {"name": "envoy.transport_sockets.tls"} | _typed(
+            "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+            sni=host,
+            common_tls_context={"validation_context": trusted},
+        )
+    return cluster
 
 
 def _hold_cluster() -> Config:

@@ -29,6 +29,7 @@ from fenka.isolation.lease_files import open_regular_file
 from fenka.jobs.routing_table import NAME, InvalidTable, RoutingTable, decode
 from fenka.kubernetes.api_client import Api
 from fenka.server.listener import listening_socket as admin_socket
+from fenka.server.pod_spans import Traces
 from fenka.server.probes import serve_probes
 from fenka.server.program import Kubeconfig, LogLevel, ReplicaName, stop_requests, working_until
 
@@ -139,6 +140,7 @@ class GatewayOptions(msgspec.Struct, frozen=True):
             ge=0,
         ),
     ] = 0.0
+    traces: Traces = ""
     log_level: LogLevel = "info"
     grace: Annotated[
         float, Meta(title="SECONDS", description="limit of finishing requests at the end", ge=0)
@@ -148,7 +150,10 @@ class GatewayOptions(msgspec.Struct, frozen=True):
         """Return Envoy's settings. descriptors: how many the process may have."""
         # Each connection of a client may need another one to a replica, or two while it waits.
         connections = max(1, (descriptors - SPARE_DESCRIPTORS) // 2)
-        return EnvoySettings(self.wait, self.response_timeout, connections, self.memory_mib * MIB)
+        memory_bytes = self.memory_mib * MIB
+        return EnvoySettings(
+            self.wait, self.response_timeout, connections, memory_bytes, self.traces, self.service
+        )
 
     def sockets(self) -> dict[str, socket.socket]:
         """Return the listening sockets by name. Raises InvalidOptions, and OSError if a port is in use."""
@@ -169,7 +174,7 @@ async def serve(options: GatewayOptions) -> None:
         ApiUnreachable: There is no configuration of the cluster.
         EnvoyUnavailable: Envoy is not there, or does not start.
         InvalidTable: The routing table is invalid.
-        InvalidOptions: An option is invalid.
+        InvalidOptions, InvalidTraces: An option is invalid.
         OSError: The table cannot be read, or a port is in use.
     """
     stop = stop_requests()

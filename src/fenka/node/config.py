@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from fenka.server.pod_spans import Traces
 from fenka.server.program import LogLevel
 
 SpotNotices = Literal["auto", "always", "never"]
@@ -85,4 +86,5 @@ class NodeConfig(msgspec.Struct, frozen=True):
     metrics_port: Annotated[
         int | None, Meta(title="PORT", description="serve /metrics, /healthz and /readyz")
     ] = None
+    traces: Traces = ""
     log_level: LogLevel = "info"

@@ -49,6 +49,7 @@ from fenka.node.program import Edges, assemble
 from fenka.node.spot import ALIBABA, AWS, MetadataClient, SpotFollower
 from fenka.procfs import boot_id, mounts
 from fenka.server.listener import listening_socket
+from fenka.server.pod_spans import sent_to
 from fenka.server.probes import serve_probes
 from fenka.server.program import stop_requests, working_until
 
@@ -278,7 +279,10 @@ async def _serve(
 ) -> None:
     unit_mib, hardware = parse_unit(config.unit), instances.manager.hardware
     stop = stop_requests()
-    async with await Api.connect(config.kubeconfig) as connection:
+    async with (
+        await Api.connect(config.kubeconfig) as connection,
+        sent_to(config.traces, "fenka-node") as spans,
+    ):
         api = NodeApi(connection, config.name)
         info, published = await _retry(api.read_node)
         check_kubelet(info.kubelet_version)
@@ -299,6 +303,7 @@ async def _serve(
                 *(api, kubelet, health, store, files, instances, unit_mib, advertised),
                 layouts=config.mig_config,
                 kill=pod_processes.kill_pods if config.end_overdue else None,
+                spans=spans,
             )
         )
         exporter = Exporter(config.name, lambda: hardware.versions)

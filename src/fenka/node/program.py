@@ -28,6 +28,7 @@ from fenka.node.lease.store import LeaseStore
 from fenka.node.mig_instances import ClosedCards, NodeInstances
 from fenka.node.mig_layouts import NodeLayouts
 from fenka.node.node_api import NodeApi
+from fenka.server.pod_spans import PodSpans
 
 _LOG = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class Edges:
 
     layouts: a file of mig-parted, if there is one. living: returns the UIDs of pods that have processes.
     kill: kills the processes of pods; None: programs that outlive their pods are not ended.
-    clock: seconds since the epoch.
+    clock: seconds since the epoch. spans: gets spans of pods; None: nobody does.
     """
 
     api: NodeApi
@@ -125,6 +126,7 @@ class Edges:
     living: Callable[[], set[str]] = pod_processes.living_pods
     kill: Callable[[Collection[str]], int] | None = pod_processes.kill_pods
     clock: Callable[[], float] = time.time
+    spans: PodSpans | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +166,13 @@ def assemble(edges: Edges) -> Program:
     reporter = Reporter(api, allocations, denials, lambda: collector.lingering)
     binder = reconciler.LeaseBinder(api, store, files, allocations, dialects, mode.isolates)
     of_leases = reconciler.LeaseInstances(store, files, instances, edges.clock)
-    leases = reconciler.LeaseReconciler(api, store, files, binder, of_leases, denials, leased)
-    service = reconciler.LeaseService(kubelet, store, leases, reporter, wanted.set, edges.clock)
+    spans = edges.spans
+    leases = reconciler.LeaseReconciler(
+        api, store, files, binder, of_leases, denials, leased, spans
+    )
+    service = reconciler.LeaseService(
+        kubelet, store, leases, reporter, wanted.set, edges.clock, spans
+    )
     resizer = Resizer(api, store, files, allocations, reporter)
     plugins = {
         name: Plugin(

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from fenka.cluster.objects import Pod, seconds
 from fenka.core.units import MIB
 from fenka.kubernetes.api_client import Api
 from fenka.scheduler.leader_proxy import Credentials
@@ -19,6 +21,7 @@ from fenka.scheduler.metrics import SchedulerMetrics
 from fenka.scheduler.replica import SchedulerReplica, Settings
 from fenka.scheduler.server import KEEP_ALIVE_S, Access, BodyLimits, Server
 from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
+from fenka.server.pod_spans import ROOT, PodSpans, Traces, pod_attributes, sent_to
 from fenka.server.program import Kubeconfig, LogLevel, identity, stop_requests, working_until
 
 OLDEST_GENERATION = 2
@@ -124,6 +127,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
     largest_body: Annotated[int, Meta(title="MIB", description="limit of one request")] = 8
     bodies: Annotated[int, Meta(title="MIB", description="limit of concurrent requests")] = 64
     kubeconfig: Kubeconfig = None
+    traces: Traces = ""
     log_level: LogLevel = "info"
 
     def access(self) -> Access:
@@ -138,8 +142,8 @@ def url(address: str, port: int, scheme: str = "http") -> str:
     return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
 
 
-def http_server(replica: SchedulerReplica, access: Access) -> Server:
-    """Return the HTTP server of a replica."""
+def http_server(replica: SchedulerReplica, access: Access, spans: PodSpans | None = None) -> Server:
+    """Return the HTTP server of a replica. spans: gets spans of pods; None: nobody does."""
     credentials, leadership = access.credentials, replica.leadership
     metrics = SchedulerMetrics(
         replica.cluster,
@@ -149,14 +153,22 @@ def http_server(replica: SchedulerReplica, access: Access) -> Server:
         lambda: leadership.leading,
         (lambda: credentials.expires_at) if credentials else dict,
     )
-    replica.binder.on_bound = metrics.observe_bound
+
+    def on_bound(pod: Pod) -> None:
+        metrics.observe_bound(pod)
+        if spans is not None:
+            meta, now = pod.metadata, time.time()
+            created_ns = int((seconds(meta.creation_timestamp) or now) * 1e9)
+            spans.add(meta.uid, ROOT, created_ns, pod_attributes(meta.namespace, meta.name))
+
+    replica.binder.on_bound = on_bound
     parts = replica.cluster, replica.queue, replica.extender, replica.binder
     pods = replica.informers.pods
-    return Server(*parts, leadership, metrics, access, lambda: list(pods.objects.values()))
+    return Server(*parts, leadership, metrics, access, lambda: list(pods.objects.values()), spans)
 
 
 async def serve(options: ServerOptions, settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ApiUnreachable, and OSError if a port is in use."""
+    """Serve until SIGTERM or SIGINT. Raises ApiUnreachable, InvalidTraces, OSError if a port is in use."""
     access = options.access()
     scheme = "https" if access.credentials else "http"
     address = url(settings.advertise, options.port, scheme) if settings.advertise else ""
@@ -166,7 +178,8 @@ async def serve(options: ServerOptions, settings: Settings) -> None:
         await stack.enter_async_context(returned_memory())
         replica = SchedulerReplica(api, settings, identity(settings.name), address)
         stack.enter_context(short_gc_pauses(lambda: not replica.informers.synced))
-        server = http_server(replica, access)
+        spans = await stack.enter_async_context(sent_to(options.traces, "fenka-scheduler"))
+        server = http_server(replica, access, spans)
         listener = HttpListener((lambda: credentials.server) if credentials else lambda: None)
         listening = listening_socket(options.address, options.port)
         await stack.enter_async_context(

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, starmap
@@ -20,6 +21,7 @@ from aiohttp import web
 
 from fenka import __version__
 from fenka.cluster.objects import Pod
+from fenka.cluster.placement import FilterResult
 from fenka.cluster.queue_snapshot import QueueSnapshot
 from fenka.cluster.state import ClusterSnapshot, ClusterState
 from fenka.core.errors import FenkaError
@@ -34,6 +36,7 @@ from fenka.scheduler.leader_proxy import FORWARDED, Credentials, LeaderProxy, Le
 from fenka.scheduler.metrics import SchedulerMetrics
 from fenka.scheduler.queue_controller import QueueController
 from fenka.server.listener import LISTENER, ThrottledText
+from fenka.server.pod_spans import PodSpans, pod_attributes
 from fenka.server.probes import add_probes
 from fenka.views.cluster_queue import queue_rows
 from fenka.views.node_rows import node_rows
@@ -233,6 +236,7 @@ class Server:
         metrics: SchedulerMetrics,
         access: Access,
         pods: Callable[[], list[Pod]] = list,
+        spans: PodSpans | None = None,
     ) -> None:
         """Args:
         cluster: what `/inspect` shows.
@@ -243,7 +247,9 @@ class Server:
         metrics: what `/metrics` shows.
         access: who may do what.
         pods: returns all pods, of which `/nodes` shows those with whole cards.
+        spans: gets a span of each filter and bind; None: nobody does.
         """
+        self._spans = spans
         self._cluster, self._queue = cluster, queue
         self._extender, self._binder = extender, binder
         self._leadership, self._metrics, self._access = leadership, metrics, access
@@ -294,9 +300,12 @@ class Server:
 
     async def filter(self, body: bytes) -> extender_api.ExtenderFilterResult:
         """Return which nodes fit, and why the others do not."""
-        args = extender_api.read_args(body)
+        args, begun_ns = extender_api.read_args(body), time.time_ns()
         result = self._extender.filter(args.pod, args.names)
         log.debug("filter %s: %s", args.pod.full_name, result)
+        if self._spans is not None:
+            attributes = _filter_attributes(args.pod, result)
+            self._spans.add(args.pod.metadata.uid, "filter", begun_ns, attributes)
         return extender_api.filter_result(args, result)
 
     async def prioritize(self, body: bytes) -> list[extender_api.HostPriority]:
@@ -308,8 +317,11 @@ class Server:
 
     async def bind(self, body: bytes) -> dict[str, str]:
         """Bind one pod."""
-        args = extender_api.read_binding(body)
+        args, begun_ns = extender_api.read_binding(body), time.time_ns()
         error = await self._binder.bind(args)
+        if self._spans is not None:
+            attributes = {**pod_attributes(args.namespace, args.name), "k8s.node.name": args.node}
+            self._spans.add(args.uid, "bind", begun_ns, attributes, error)
         log.info("%s/%s to %s: %s", args.namespace, args.name, args.node, error or "bound")
         return {"Error": error}
 
@@ -416,3 +428,16 @@ def _error_text(sentence: str, status: int) -> web.Response:
 
 async def _version(_: web.Request) -> web.Response:
     return web.Response(text=__version__)
+
+
+def _filter_attributes(pod: Pod, result: FilterResult) -> dict[str, str | int]:
+    """Return what the span of a filter says: how many nodes fit, and why most of the others do not."""
+    reasons = Counter([*result.failed.values(), *result.unresolvable.values()])
+    attributes = {
+        **pod_attributes(pod.metadata.namespace, pod.metadata.name),
+        "fenka.nodes.feasible": len(result.fitting),
+        "fenka.nodes.infeasible": reasons.total(),
+    }
+    if reasons:
+        attributes["fenka.reason"] = reasons.most_common(1)[0][0]
+    return attributes

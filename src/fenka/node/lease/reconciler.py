@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
+import time
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -39,6 +40,7 @@ from fenka.node.lease.resolve import (
 from fenka.node.lease.store import Lease, LeaseStore, Token
 from fenka.node.mig_instances import InstanceDevice, NodeInstances
 from fenka.node.node_api import NodeApi
+from fenka.server.pod_spans import PodSpans, pod_attributes
 
 
 @dataclass(eq=False)
@@ -235,7 +237,7 @@ _IN_USE_RETRY_S = 0.5
 class LeaseReconciler:
     """Completes leases: bound to their pods in the store, and their files made.
 
-    leased: resources whose allocation brings a lease.
+    leased: resources whose allocation brings a lease. spans: gets a span of each; None: nobody does.
     """
 
     _api: NodeApi
@@ -245,6 +247,7 @@ class LeaseReconciler:
     _instances: LeaseInstances
     _denials: Denials
     _leased: Container[str]
+    _spans: PodSpans | None = None
 
     async def reconcile(self, claims: Sequence[Claim]) -> None:
         """Complete the leases of all tokens that a pod holds. Raises OSError."""
@@ -282,6 +285,7 @@ class LeaseReconciler:
         try:
             if token.lease is None and pod is not None:
                 token = await self._binder.bind(token, pod, claim.container, claims)
+                self._add_span("lease", token, int(token.made_at * 1e9))
             token = await self._instances.provide(token)
         except LeaseDenied as error:
             uid = token.lease.uid if token.lease else pod.metadata.uid if pod else ""
@@ -293,12 +297,26 @@ class LeaseReconciler:
                 await asyncio.to_thread(self._files.make, token.name, token.lease)
         return True
 
+    def _add_span(self, name: str, token: Token, begun_ns: int) -> None:
+        if self._spans is not None and token.lease is not None:
+            self._spans.add(token.lease.uid, name, begun_ns, lease_attributes(token.lease))
+
+
+def lease_attributes(lease: Lease) -> dict[str, str | int]:
+    """Return what a span says of a container's lease."""
+    return {
+        **pod_attributes(lease.namespace, lease.pod),
+        "k8s.container.name": lease.container,
+        "fenka.cards": ", ".join(piece.uuid for piece in lease.slices),
+        "fenka.memory_mib": sum(piece.memory_mib for piece in lease.slices),
+    }
+
 
 @dataclass(eq=False)
 class LeaseService:
     """Serves the device plugins: tokens at Allocate, complete leases at PreStartContainer.
 
-    trigger: requests a pass of the agent. clock: seconds.
+    trigger: requests a pass of the agent. clock: seconds. spans: gets a span of each start, if there is one.
     """
 
     _kubelet: Kubelet
@@ -307,6 +325,7 @@ class LeaseService:
     _reporter: Reporter
     _trigger: Callable[[], None]
     _clock: Callable[[], float]
+    _spans: PodSpans | None = None
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> str:
         """Issue a token. It is on disk before the kubelet receives it."""
@@ -320,6 +339,22 @@ class LeaseService:
         It waits a moment for records that are not visible yet, since each failed start costs the pod some
         10 s.
         """
+        if self._spans is None:
+            await self._prepare(resource, ids)
+            return
+        begun_ns, error = time.time_ns(), ""
+        try:
+            await self._prepare(resource, ids)
+        except LeaseDenied as why:
+            error = str(why)
+            raise
+        finally:
+            for token in self._store.tokens.values():
+                lease = token.lease if {*ids} == {*token.ids} else None
+                if lease is not None and token.resource == resource:
+                    self._spans.add(lease.uid, "start", begun_ns, lease_attributes(lease), error)
+
+    async def _prepare(self, resource: str, ids: Sequence[str]) -> None:
         began = self._clock()
         while True:
             try:

@@ -257,6 +257,7 @@ async def installation(
     buffer: int = 1000,
     response_timeout: float = 100.0,
     ports: tuple[str, ...] = ("http",),
+    traces: str = "",
 ) -> AsyncIterator[Installation]:
     """Serve these replicas, all of one version, by a gateway.
 
@@ -266,6 +267,7 @@ async def installation(
         buffer: How many may wait.
         response_timeout: Seconds for the head of a response.
         ports: The names of the replicas' ports.
+        traces: URL of a collector of spans.
     """
     listeners = {name: client_sockets.listen(LOOPBACK, 0) for name in ports}
     numbers = {name: listener.getsockname()[1] for name, listener in listeners.items()}
@@ -275,6 +277,7 @@ async def installation(
         wait=wait,
         buffer=buffer,
         response_timeout=response_timeout,
+        traces=traces,
     )
     async with contextlib.AsyncExitStack() as stack:
         for replica in replicas:

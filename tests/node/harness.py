@@ -40,6 +40,7 @@ from fenka.node.lease.store import LeaseStore
 from fenka.node.mig_instances import NodeInstances
 from fenka.node.node_api import NodeApi
 from fenka.node.program import Agent, Edges, Program, assemble
+from fenka.server.pod_spans import PodSpans
 from tests.fakes.in_process import FakeApi
 from tests.waiting import WAIT_S, until
 
@@ -355,6 +356,7 @@ class NodeHarness:
     kills: bool = False
     placed: UsageTotals = field(default_factory=UsageTotals)
     now: float = 1e9
+    spans: PodSpans | None = None
     program: Program = field(init=False)
     node_api: NodeApi = field(init=False)
     health: CardHealth = field(init=False)
@@ -398,6 +400,7 @@ class NodeHarness:
                 lambda: self.living,
                 self.kill_pods,
                 lambda: self.now,
+                self.spans,
             ),
         )
         plugins = (plugin.run() for plugin in self.program.plugins.values())

@@ -13,6 +13,7 @@ from fenka.scheduler.main import http_server
 from fenka.scheduler.replica import SchedulerReplica, Settings
 from fenka.scheduler.server import PREFIX, Access
 from fenka.server.listener import HttpListener, serve_app
+from fenka.server.pod_spans import PodSpans
 from tests.builders import Json, pod_json
 from tests.core.builders import device
 from tests.fakes.api_server import FakeApiServer, api_server
@@ -101,6 +102,7 @@ async def extender(
     told: bool = True,
     access: Access = OPEN,
     settings: Settings | None = None,
+    spans: PodSpans | None = None,
 ) -> AsyncIterator[SchedulerHarness]:
     """A replica that runs while the block does. told: it says in the lease where it is."""
     clock = clock or Clock()
@@ -118,7 +120,7 @@ async def extender(
         )
         credentials = access.credentials
         listener = HttpListener((lambda: credentials.server) if credentials else lambda: None)
-        app = http_server(replica, access).app()
+        app = http_server(replica, access, spans).app()
         await served.enter_async_context(serve_app(app, listening, listener))
         task = asyncio.create_task(replica.run())
         try:

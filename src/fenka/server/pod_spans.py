@@ -8,6 +8,7 @@ are sent.
 import asyncio
 import hashlib
 import importlib
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -35,6 +36,9 @@ Traces = Annotated[
 
 ROOT = "pod"
 """The span from a pod's creation to its binding, which is the parent of the others."""
+
+CLOSE_S = 3.0
+"""For the last spans, when a program ends."""
 
 MAX_SENTENCE = 500
 """Characters of a reason."""
@@ -116,8 +120,8 @@ class PodSpans:
         self._provider: TracerProvider = sdk.TracerProvider(
             resource=resource, id_generator=self._ids, shutdown_on_exit=False
         )
-        exporter = otlp.OTLPSpanExporter(f"{url.rstrip('/')}/v1/traces")
-        self._provider.add_span_processor(export.BatchSpanProcessor(exporter))
+        self._exporter = otlp.OTLPSpanExporter(f"{url.rstrip('/')}/v1/traces")
+        self._provider.add_span_processor(export.BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("fenka")
 
     def add(
@@ -153,8 +157,13 @@ class PodSpans:
         span.end(max(time.time_ns(), begun_ns))
 
     def close(self) -> None:
-        """Send what is left. It takes seconds if the collector does not answer."""
+        """Send what is left, for which a collector has CLOSE_S."""
+        # Otherwise it is tried again for half a minute.
+        limit = threading.Timer(CLOSE_S, self._exporter.shutdown)
+        limit.daemon = True
+        limit.start()
         self._provider.shutdown()
+        limit.cancel()
 
 
 class _Ids:

@@ -31,6 +31,13 @@ image: {{ include "fenka.imageReference" . | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end }}
 
+{{/* The option of a program that sends spans. */}}
+{{- define "fenka.traces" -}}
+{{- with (.Values.tracing | default dict).endpoint }}
+- --traces={{ . }}
+{{- end }}
+{{- end }}
+
 {{/* The port of the dashboard's pod at which usage is read. */}}
 {{- define "fenka.usagePort" -}}
 8251

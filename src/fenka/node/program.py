@@ -164,12 +164,10 @@ def assemble(edges: Edges) -> Program:
         api, store, files, edges.living, edges.clock, instances.trigger
     )
     reporter = Reporter(api, allocations, denials, lambda: collector.lingering)
-    binder = reconciler.LeaseBinder(api, store, files, allocations, dialects, mode.isolates)
-    of_leases = reconciler.LeaseInstances(store, files, instances, edges.clock)
     spans = edges.spans
-    leases = reconciler.LeaseReconciler(
-        api, store, files, binder, of_leases, denials, leased, spans
-    )
+    binder = reconciler.LeaseBinder(api, store, files, allocations, dialects, mode.isolates, spans)
+    of_leases = reconciler.LeaseInstances(store, files, instances, edges.clock)
+    leases = reconciler.LeaseReconciler(api, store, files, binder, of_leases, denials, leased)
     service = reconciler.LeaseService(
         kubelet, store, leases, reporter, wanted.set, edges.clock, spans
     )

@@ -187,7 +187,8 @@ class GatewayRequest:
                 "this service needs a gateway, whose image this cluster does not publish: upgrade fenka's "
                 "chart, or use --gateway-image IMAGE"
             )
-        return GatewaySettings(image, published.get("gatewayPullPolicy", ""), self.replicas)
+        pull_policy, traces = (published.get(name, "") for name in ("gatewayPullPolicy", "traces"))
+        return GatewaySettings(image, pull_policy, self.replicas, traces)
 
 
 async def create_gateway(

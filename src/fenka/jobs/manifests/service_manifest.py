@@ -240,11 +240,13 @@ class GatewaySettings:
         image: fenka's image.
         pull_policy: When it is pulled; empty for Kubernetes' default.
         replicas: How many gateways a service has.
+        traces: URL of a collector of spans; empty for none.
     """
 
     image: str
     pull_policy: str = ""
     replicas: int = 1
+    traces: str = ""
 
 
 def render_gateway(
@@ -344,6 +346,7 @@ def _container(spec: ServiceSpec, namespace: str, settings: GatewaySettings) -> 
             f"--linger={_LINGER_S}",
             f"--wait={spec.buffer_timeout_s:g}",
             f"--grace={_grace_s(spec)}",
+            *([f"--traces={settings.traces}"] if settings.traces else []),
         ],
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
         "ports": [

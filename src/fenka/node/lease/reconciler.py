@@ -45,7 +45,10 @@ from fenka.server.pod_spans import PodSpans, pod_attributes
 
 @dataclass(eq=False)
 class LeaseBinder:
-    """Stores the leases of tokens. isolates: returns whether the node enforces limits."""
+    """Stores the leases of tokens.
+
+    isolates: returns whether the node enforces limits. spans: gets a span of each lease, if there is one.
+    """
 
     _api: NodeApi
     _store: LeaseStore
@@ -53,6 +56,7 @@ class LeaseBinder:
     _allocations: Allocations
     _dialects: tuple[Dialect, ...]
     _isolates: Callable[[], bool]
+    _spans: PodSpans | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def bind(self, token: Token, pod: Pod, container: str, claims: Sequence[Claim]) -> Token:
@@ -78,6 +82,9 @@ class LeaseBinder:
             await asyncio.to_thread(self._store.put, token)
         slices = [f"{piece.memory_mib} MiB of card {piece.card}" for piece in lease.slices]
         _LOG.info("%s container %s holds %s", lease.pod_name, lease.container, ", ".join(slices))
+        if self._spans is not None:
+            begun_ns = int(token.made_at * 1e9)
+            self._spans.add(lease.uid, "lease", begun_ns, _span_attributes(lease))
         # Annotations that mark a pod as having its slices.
         marks = {dialect.LEASED: dialect.ASSIGNED for dialect in self._dialects if dialect.ASSIGNED}
         if mark := marks.get(token.resource):
@@ -237,7 +244,7 @@ _IN_USE_RETRY_S = 0.5
 class LeaseReconciler:
     """Completes leases: bound to their pods in the store, and their files made.
 
-    leased: resources whose allocation brings a lease. spans: gets a span of each; None: nobody does.
+    leased: resources whose allocation brings a lease.
     """
 
     _api: NodeApi
@@ -247,7 +254,6 @@ class LeaseReconciler:
     _instances: LeaseInstances
     _denials: Denials
     _leased: Container[str]
-    _spans: PodSpans | None = None
 
     async def reconcile(self, claims: Sequence[Claim]) -> None:
         """Complete the leases of all tokens that a pod holds. Raises OSError."""
@@ -285,7 +291,6 @@ class LeaseReconciler:
         try:
             if token.lease is None and pod is not None:
                 token = await self._binder.bind(token, pod, claim.container, claims)
-                self._add_span("lease", token, int(token.made_at * 1e9))
             token = await self._instances.provide(token)
         except LeaseDenied as error:
             uid = token.lease.uid if token.lease else pod.metadata.uid if pod else ""
@@ -297,12 +302,8 @@ class LeaseReconciler:
                 await asyncio.to_thread(self._files.make, token.name, token.lease)
         return True
 
-    def _add_span(self, name: str, token: Token, begun_ns: int) -> None:
-        if self._spans is not None and token.lease is not None:
-            self._spans.add(token.lease.uid, name, begun_ns, lease_attributes(token.lease))
 
-
-def lease_attributes(lease: Lease) -> dict[str, str | int]:
+def _span_attributes(lease: Lease) -> dict[str, str | int]:
     """Return what a span says of a container's lease."""
     return {
         **pod_attributes(lease.namespace, lease.pod),
@@ -352,7 +353,7 @@ class LeaseService:
             for token in self._store.tokens.values():
                 lease = token.lease if {*ids} == {*token.ids} else None
                 if lease is not None and token.resource == resource:
-                    self._spans.add(lease.uid, "start", begun_ns, lease_attributes(lease), error)
+                    self._spans.add(lease.uid, "start", begun_ns, _span_attributes(lease), error)
 
     async def _prepare(self, resource: str, ids: Sequence[str]) -> None:
         began = self._clock()

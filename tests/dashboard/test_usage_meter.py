@@ -256,12 +256,12 @@ async def test_usage_is_answered_over_http(tmp_path: Path) -> None:
         assert (held.kind, held.paid, held.node) == (LineKind.HELD, 900_000, "")
         assert record_cost(held, read.prices) == Fraction(9, 1000)
         assert (read.currency, read.since_day, read.problem) == ("EUR", DAY, "")
-        for wrong, why in (
-            ({"since": -1}, "Expected `int` >= 0 - at `$.since`"),
-            ({"until": "soon"}, "Expected `int`, got `str` - at `$.until`"),
-            ({"by": "card"}, "Invalid enum value 'card' - at `$.by`"),
+        for name, value, why in (
+            ("since", "-1", "Expected `int` >= 0 - at `$.since`"),
+            ("until", "soon", "Expected `int`, got `str` - at `$.until`"),
+            ("by", "card", "Invalid enum value 'card' - at `$.by`"),
         ):
-            refused = await client.get("/usage", params=question | wrong)
+            refused = await client.get("/usage", params=question | {name: value})
             assert (refused.status, await refused.text()) == (400, f"{why}\n")
     await meter.close()
 

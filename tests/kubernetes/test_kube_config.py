@@ -134,7 +134,7 @@ async def test_token_is_read_again_when_the_pod_has_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The service account of a pod counts where $KUBECONFIG names no file that exists."""
-    monkeypatch.setattr(kube_config, "_ACCOUNT", tmp_path)
+    monkeypatch.setattr(kube_config, "ACCOUNT", tmp_path)
     monkeypatch.setattr(kube_config, "_REREAD_S", 0.0)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     token = tmp_path / "token"

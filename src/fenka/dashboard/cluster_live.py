@@ -31,7 +31,7 @@ from fenka.kubernetes.reader import (
     read_services,
     read_training_objects,
 )
-from fenka.views.board import ProgramLine, World
+from fenka.views.board import CardTile, ProgramLine, World
 from fenka.views.cluster_board import (
     MAX_CARDS,
     ClusterView,
@@ -170,6 +170,7 @@ class ClusterLive:
         self._summaries: list[NodeSummary] = []
         self._workloads: list[Workload] = []
         self.autoscaler: AutoscalerState | None = None
+        self._namespaces = frozenset[str]()
         self._namespace = ""
         """Of the nodes' programs."""
         self._prices_known = False
@@ -282,6 +283,13 @@ class ClusterLive:
         self._refresh_parts()
         now = self.clock()
         self._world = world(self._view(), now)
+        self._namespaces = frozenset(
+            [
+                *(line.user for line in self.programs()),
+                *(row.namespace for row in self._queue),
+                *(workload.namespace for workload in self._workloads),
+            ]
+        )
         self.encoded = _encode(self._world)
         self.fanout.publish("world", self.encoded)
         if sum(len(part.tiles) for part in self._parts.values()) > MAX_CARDS:
@@ -345,6 +353,11 @@ class ClusterLive:
         if self.meter is not None and self.meter.problem:
             yield self.meter.problem
 
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """Return the namespaces of all that is shown."""
+        return self._namespaces
+
     def world(self) -> World | None:
         """Return what viewers were told last; None before the cluster was read once."""
         return self._world
@@ -364,9 +377,9 @@ class ClusterLive:
             self._looked_at[name] -= 1
             self._looked_at += Counter()  # Removes names that nobody looks at.
 
-    def node(self, name: str) -> bytes:
-        """Return the cards of a node as JSON: the message `node`."""
-        return _encode(self._parts.get(name, NodePart()).tiles)
+    def node(self, name: str) -> Sequence[CardTile]:
+        """Return the cards of a node: the message `node`."""
+        return self._parts.get(name, NodePart()).tiles
 
 
 def _published(

@@ -9,11 +9,19 @@ import msgspec
 from aiohttp import web
 
 from fenka.core.errors import FenkaError
-from fenka.core.request import ComputeMode
 from fenka.dashboard import live
 from fenka.dashboard.guard import AnswerRefused, Handler
 from fenka.dashboard.live import Live
-from fenka.dashboard.page_server import NOT_YET, File, PageServer, body, json, left, number
+from fenka.dashboard.page_server import (
+    NOT_YET,
+    File,
+    PageServer,
+    Resize,
+    body,
+    json,
+    left,
+    number,
+)
 from fenka.local import board_details, board_history
 from fenka.views.board import HistoryAnswer, WhatIf
 from fenka.workstation import protocol
@@ -31,14 +39,6 @@ LONGEST_S = 31 * 86400
 
 POINTS = 500
 """Of a chart."""
-
-
-class Resize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of `api/resize`: as of `fenka resize`."""
-
-    gpu_mem: str = ""
-    gpu_core: int | None = None
-    gpu_core_mode: ComputeMode | None = None
 
 
 class MachinePages(PageServer):

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
@@ -23,9 +23,11 @@ from fenka.dashboard.live import Live
 from fenka.dashboard.machine_pages import MachinePages
 from fenka.dashboard.page_server import PageServer, page_files
 from fenka.dashboard.prometheus import Prometheus
+from fenka.dashboard.sign_in import OpenSignIn, ProxySignIn, SignIn, TokenSignIn
 from fenka.dashboard.surroundings import look_around
 from fenka.dashboard.usage_meter import CannotRecord, MeterOptions, UsageMeter
 from fenka.kubernetes.api_client import Api
+from fenka.kubernetes.kube_config import ACCOUNT
 from fenka.local.machine_board import Viewer
 from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
 from fenka.workstation import paths
@@ -36,6 +38,11 @@ PORTS = 100
 """Ports that are tried from the first one on, if none is given."""
 
 TOKEN_BYTES = 32
+
+MIN_SECRET = 16
+"""Characters of a proxy's secret."""
+
+Auth = Literal["token", "none", "kubernetes", "proxy"]
 
 NOT_METERED = MeterOptions()
 
@@ -56,7 +63,8 @@ class DashboardOptions:
         hosts: further names by which browsers may call this server, as behind a proxy.
         prefix: the path below which all is served, for proxies that do not remove it.
         read_only: whether nothing can be stopped or resized.
-        open: whether whoever reaches the server may look, without a token.
+        auth: how viewers prove that they may look, as `--auth` has it.
+        proxy_secret: the file with what only the proxy knows, for `proxy`.
         prometheus: the URL of a Prometheus with a cluster's figures over time; empty for none.
         prometheus_token: the file with its bearer token.
     """
@@ -66,7 +74,8 @@ class DashboardOptions:
     hosts: tuple[str, ...] = ()
     prefix: str = "/"
     read_only: bool = False
-    open: bool = False
+    auth: Auth = "token"
+    proxy_secret: Path | None = None
     prometheus: str = ""
     prometheus_token: Path | None = None
 
@@ -82,6 +91,8 @@ class DashboardOptions:
                 raise CannotServe(
                     f"invalid --host {host[:80]!r}: expected a name without port, as gpu.example.com"
                 )
+        if (self.auth == "proxy") != (self.proxy_secret is not None):
+            raise CannotServe("--auth proxy and --proxy-secret FILE belong together")
         if urlsplit(self.prefix).path != self.prefix or "//" in f"/{self.prefix}/"[1:-1]:
             raise CannotServe(f"invalid --prefix {self.prefix[:80]!r}: expected a path, as /gpu/")
 
@@ -105,8 +116,10 @@ def serve(options: DashboardOptions, announce: Callable[[str], None]) -> None:
 
     Raises CannotServe, OSError.
     """
-    if options.open:
+    if options.auth == "none":
         raise CannotServe("--auth none shows this machine to all its users: leave it out")
+    if options.auth != "token":
+        raise CannotServe(f"--auth {options.auth} is for a cluster: leave it out")
     if options.prometheus:
         raise CannotServe(
             "--prometheus is of a cluster: this machine's daemon keeps its own history"
@@ -148,20 +161,41 @@ def serve_cluster(
         Prometheus(options.prometheus, options.prometheus_token) if options.prometheus else None
     )
 
+    if options.auth == "kubernetes" and (
+        kubeconfig or context or "KUBECONFIG" in os.environ or not ACCOUNT.exists()
+    ):
+        # A kubeconfig's client certificate would be sent beside viewers' tokens, and count instead of them.
+        raise CannotServe("--auth kubernetes works with a pod's service account: install the chart")
+
     async def run(listening: socket.socket) -> None:
         if prometheus is not None:
             await prometheus.check()
         async with await Api.connect(kubeconfig, context) as api:
             meter = UsageMeter(metering.usage_file, metering) if metering.usage_file else None
             shown = ClusterLive(api, context or api.server, meter=meter)
-            token = "" if options.open else secrets.token_urlsafe(TOKEN_BYTES)
+            token = secrets.token_urlsafe(TOKEN_BYTES) if options.auth == "token" else ""
             ready = partial(announce, _url(options, listening, token))
-            pages = ClusterPages(shown, page_files(), prometheus)
+            pages = ClusterPages(shown, page_files(), prometheus, _sign_in(options, api))
             async with _serve_usage(meter, metering.usage_port):
                 await _serve(options, listening.dup(), token, pages, shown.run(), ready)
 
     with _listen(options) as listening:
         asyncio.run(run(listening))
+
+
+def _sign_in(options: DashboardOptions, api: Api) -> SignIn:
+    """Return how viewers sign in. Raises CannotServe, OSError."""
+    if options.auth == "kubernetes":
+        return TokenSignIn(api)
+    if options.proxy_secret is None:
+        return OpenSignIn()
+    secret = options.proxy_secret.read_text().strip()
+    if len(secret) < MIN_SECRET:
+        raise CannotServe(
+            f"the secret in {options.proxy_secret} has less than {MIN_SECRET} characters: make a longer one, "
+            "as with `openssl rand -hex 32`"
+        )
+    return ProxySignIn(api, secret)
 
 
 @contextlib.asynccontextmanager

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
+from fenka.core.request import ComputeMode
 from fenka.dashboard.guard import MAX_BODY_BYTES, AnswerRefused, Guard, Handler, add_headers
 from fenka.dashboard.stream import Fanout
 from fenka.server.listener import LISTENER
@@ -80,6 +81,14 @@ def _files(directory: Traversable, prefix: str) -> "list[tuple[str, File]]":
             cache = FOREVER if prefix.startswith("assets/") else "no-cache"
             found.append((path, File(entry.read_bytes(), TYPES[suffix], cache)))
     return found
+
+
+class Resize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `api/resize`: as of `fenka resize`."""
+
+    gpu_mem: str = ""
+    gpu_core: int | None = None
+    gpu_core_mode: ComputeMode | None = None
 
 
 class Source(Protocol):
@@ -148,7 +157,7 @@ class PageServer(ABC):
             headers={hdrs.CACHE_CONTROL: file.cache},
         )
 
-    async def world(self, _: web.Request) -> web.Response:
+    async def world(self, request: web.Request) -> web.Response:  # noqa: ARG002
         """Return what the stream sent last."""
         if self.source.encoded is None:
             raise AnswerRefused(503, NOT_YET)

@@ -13,7 +13,7 @@ import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 from urllib.parse import urlencode, urlsplit
@@ -185,6 +185,17 @@ class Api:
         except (InvalidKubeConfig, OSError) as why:
             where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
             raise ApiUnreachable(f"no cluster can be reached by {where}: {why}") from None
+
+    def as_user(self, token: str) -> "Api":
+        """Return a client of the same server with another user's token, to be closed by the caller.
+
+        A client certificate would remain, so this is only for servers without one.
+        """
+
+        async def authorization() -> str:
+            return f"Bearer {token}"
+
+        return Api(replace(self._server, authorization=authorization))
 
     @property
     def server(self) -> str:

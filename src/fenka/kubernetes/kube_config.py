@@ -23,7 +23,8 @@ from fenka.core.errors import FenkaError
 from fenka.core.units import MIB
 from fenka.formats import documents
 
-_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where a pod has its account's token."""
 
 _REREAD_S = 60.0
 """Kubernetes writes a service account's next token long before the token expires."""
@@ -139,7 +140,7 @@ async def api_server(kubeconfig: Path | None = None, context: str | None = None)
 
     Raises InvalidKubeConfig, OSError.
     """
-    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and (_ACCOUNT / "token").exists()
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and (ACCOUNT / "token").exists()
     files = _files(kubeconfig)
     if in_pod and kubeconfig is None and not (files and os.environ.get("KUBECONFIG")):
         return _of_pod()
@@ -174,8 +175,8 @@ def _of_pod() -> ApiServer:
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
     return ApiServer(
         f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
-        _tls((_ACCOUNT / "ca.crt").read_bytes()),
-        authorization=_FileToken(_ACCOUNT / "token"),
+        _tls((ACCOUNT / "ca.crt").read_bytes()),
+        authorization=_FileToken(ACCOUNT / "token"),
     )
 
 

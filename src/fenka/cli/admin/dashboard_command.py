@@ -3,13 +3,14 @@
 import os
 import webbrowser
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from fenka.cli.common_options import Target
 from fenka.cli.world import cluster_configured, snapshot_here
 from fenka.dashboard.main import (
+    Auth,
     CannotServe,
     DashboardOptions,
     serve,
@@ -42,9 +43,17 @@ def dashboard(
     ] = False,
     no_open: Annotated[bool, typer.Option("--no-open", help="open no browser")] = False,
     auth: Annotated[
-        Literal["token", "none"],
-        typer.Option("--auth", help="none: whoever reaches the server may look (a cluster only)"),
+        Auth,
+        typer.Option(
+            "--auth",
+            help="of a cluster: none: whoever reaches the server may look; kubernetes: with a token of the "
+            "cluster; proxy: as a proxy says",
+        ),
     ] = "token",
+    proxy_secret: Annotated[
+        Path | None,
+        typer.Option("--proxy-secret", metavar="FILE", help="has what only the proxy knows"),
+    ] = None,
     prometheus: Annotated[
         str, typer.Option("--prometheus", metavar="URL", help="a cluster's figures over time")
     ] = "",
@@ -62,7 +71,8 @@ def dashboard(
 
     options = DashboardOptions(
         *(port, listen, tuple(host or ()), prefix, read_only),
-        open=auth == "none",
+        auth=auth,
+        proxy_secret=proxy_secret,
         prometheus=prometheus,
         prometheus_token=prometheus_token,
     )

@@ -577,3 +577,29 @@ def test_usage_has_the_volume_that_is_named() -> None:
         assert "PersistentVolumeClaim" not in {item["kind"] for item in objects}
     without = render(dashboard={"page": {"enabled": True, "usage": None}})
     assert "usage" not in find(without, "ConfigMap", "fenka")["data"]
+
+
+@needs_helm
+@pytest.mark.parametrize("auth", ["kubernetes", "proxy"])
+def test_page_has_a_service_and_may_ask_who_looks_when_people_sign_in(auth: str) -> None:
+    """Only then it listens beyond its pod. It may create reviews, which store nothing, and nothing else."""
+    page = {"enabled": True, "auth": auth, "hosts": ["gpu.example.com"], "proxySecret": "known"}
+    objects = render(dashboard={"page": page})
+    pod = pod_of(find(objects, "Deployment", "fenka-dashboard"))
+    (container,) = pod["containers"]
+    assert container["args"][2:6] == [
+        *(f"--auth={auth}", "--port=8250", "--listen=0.0.0.0", "--host=gpu.example.com")
+    ]
+    (port,) = find(objects, "Service", "fenka-dashboard")["spec"]["ports"]
+    assert container["ports"] == [{"name": port["targetPort"], "containerPort": 8250}]
+    created = {
+        resource
+        for rule in find(objects, "ClusterRole", "fenka-dashboard")["rules"]
+        for resource in rule["resources"]
+        if "create" in rule["verbs"]
+    }
+    reviews = {"subjectaccessreviews"}
+    assert created == (reviews | {"tokenreviews"} if auth == "kubernetes" else reviews)
+    secrets = [volume["secret"]["secretName"] for volume in pod.get("volumes", ())]
+    assert secrets == (["known"] if auth == "proxy" else [])
+    assert ("--proxy-secret=/etc/fenka/proxy/secret" in container["args"]) == (auth == "proxy")

@@ -167,6 +167,31 @@ def test_people_are_saved_as_csv(serve: Serve, watched: Watched, tmp_path: Path)
     assert rows[2]["waiting"] == "1"
 
 
+def test_people_have_their_usage_and_cost(serve: Serve, watched: Watched, tmp_path: Path) -> None:
+    """Of this month and of today; idle time is nobody's, and the file has all lines."""
+    page = _open(watched, serve("workstation").entry, "people")
+    usage = page.get_by_role("region", name="Usage")
+    expect(usage.get_by_role("row", name="anna")).to_contain_text("155.00")
+    expect(usage.get_by_role("row", name="anna")).to_contain_text("54.25 EUR")
+    expect(usage.get_by_role("row", name="idle")).to_contain_text("36.17 EUR")
+    page.get_by_role("button", name="today").click()
+    expect(usage.get_by_role("row", name="anna")).to_contain_text("5.50")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save usage as CSV").click()
+    download.value.save_as(tmp_path / "usage.csv")
+    saved = (tmp_path / "usage.csv").read_text().splitlines()
+    assert saved[0].startswith("User,card hours")
+    assert saved[-1].startswith("unobserved,")
+
+
+def test_queue_says_how_long_requests_waited(serve: Serve, watched: Watched) -> None:
+    """Of the last 24 hours."""
+    page = _open(watched, serve("workstation").entry, "queue")
+    expect(page.locator("[data-part=waits]")).to_have_text(
+        "In 24 hours 12 requests were granted; 5 of them waited, 3 m on average, 20 m at most."
+    )
+
+
 def test_what_if_asks_and_answers(serve: Serve, watched: Watched) -> None:
     """Cards are added and programs ended on paper; each can be taken back."""
     page = _open(watched, serve("workstation").entry, "what-if")

@@ -64,6 +64,7 @@ class PageServer:
             "world": self._world,
             "program/{id}": self._program,
             "history": self._history,
+            "sums": self._sums,
             "logs/{id}": self._logs,
         }
         app.add_routes([web.get(f"/api/{path}", self._guarded(verb)) for path, verb in api.items()])
@@ -134,6 +135,9 @@ class PageServer:
         tile = next((card for card in world.cards if card.id == query["card"]), None)
         total = tile.memory_mib if tile else 81_559
         return _json(worlds.timeline(world.at, int(query["span"]), False, total * 0.28, total))
+
+    async def _sums(self, _: web.Request) -> web.Response:
+        return _json(worlds.sums(self._now()))
 
     async def _logs(self, _: web.Request) -> web.Response:
         lines = [f"epoch {number} loss {2.4 / (1 + number / 4):.3f}" for number in range(1, 31)]

@@ -19,6 +19,9 @@ from fenka.views.board import (
     ProgramLine,
     Series,
     SliceTile,
+    Sums,
+    UsageLine,
+    WaitSums,
     WaitingLine,
     WorkloadLine,
     World,
@@ -495,6 +498,27 @@ def node_cards(world: World, node: str) -> list[CardTile]:
         )
         for index in range(line.cards)
     ]  # fmt: skip
+
+
+def sums(world: World) -> Sums:
+    """Return what this world's users had this month and today: the first one most."""
+    if world.place == "workstation" and not world.people:
+        return Sums(problem="nothing is recorded yet")
+
+    def lines(hours: float) -> list[UsageLine]:
+        shares = [hours / (number + 2) for number in range(len(world.people))]
+        held = [
+            UsageLine("held", line.user, share, share * 14.7, 0.82, round(share * 0.35, 2))
+            for line, share in zip(world.people, shares, strict=True)
+        ]
+        return [
+            *held,
+            UsageLine("idle", "", hours / 3, 0.0, None, round(hours / 3 * 0.35, 2)),
+            UsageLine("unobserved", "", hours / 40, 0.0, None, round(hours / 40 * 0.35, 2)),
+        ]
+
+    waits = WaitSums(12, 5, 190.0, 1230.0)
+    return Sums(lines(310.0), lines(11.0), "EUR", world.at - 40 * 86_400, waits)
 
 
 def timeline(

@@ -38,6 +38,15 @@ export function span(seconds: number | null): string {
   return `${Math.floor(whole / 86_400)} d`;
 }
 
+/** Returns hours with two digits after the point; of small amounts two that are not zero. */
+export function amount(hours: number): string {
+  return hours >= 1 || hours === 0 ? hours.toFixed(2) : hours.toPrecision(2);
+}
+
+export function money(cost: number, currency: string): string {
+  return `${cost.toFixed(2)} ${currency}`;
+}
+
 const clock = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const short = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const full = new Intl.DateTimeFormat("en-GB", { dateStyle: "full", timeStyle: "long" });

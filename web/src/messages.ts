@@ -290,6 +290,59 @@ export interface HistoryAnswer {
 }
 
 /**
+ * What a user or a namespace had of the cards' time, or whose nobody had.
+ *
+ * Attributes:
+ *     kind: held, idle or unobserved.
+ *     name: of the user or namespace; empty unless it was held.
+ *     card_hours, held_gib_hours: as `fenka usage` has them.
+ *     used_share: the used part of the held memory; None if that is not known.
+ *     cost: in the currency; None without a price.
+ */
+export interface UsageLine {
+  kind: "held" | "idle" | "unobserved";
+  name: string;
+  card_hours: number;
+  held_gib_hours: number;
+  used_share: number | null;
+  cost: number | null;
+}
+
+/**
+ * How requests waited that were granted in a span.
+ *
+ * Attributes:
+ *     granted: how many were granted. waited: how many of them not at once; None if that is not known.
+ *     mean_s, longest_s: seconds until they were granted; None if that is not known.
+ *     reasons: why requests waited, and how many at a time on average, the most frequent first.
+ */
+export interface WaitSums {
+  granted: number;
+  waited: number | null;
+  mean_s: number | null;
+  longest_s: number | null;
+  reasons: Array<[string, number]>;
+}
+
+/**
+ * Sums of this month and of today in UTC, and how requests waited in the last 24 hours.
+ *
+ * Attributes:
+ *     currency: of costs.
+ *     since: the first recorded day's beginning, in Unix seconds; None if nothing is recorded.
+ *     waits: None if that is not recorded.
+ *     problem: why there are no sums; empty if there are.
+ */
+export interface Sums {
+  month: Array<UsageLine>;
+  today: Array<UsageLine>;
+  currency: string;
+  since: number | null;
+  waits: WaitSums | null;
+  problem: string;
+}
+
+/**
  * A question: what starts if programs end and cards are added?
  *
  * end: ids of programs. add: number of cards by model.

@@ -39,11 +39,13 @@ from fenka.dialects.base import GIB_MIB, ContainerKind, InvalidRecord
 from fenka.dialects.lease_records import REFUSED, REQUEST, encode_request
 from fenka.formats.quantities import parse_memory
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
-from fenka.kubernetes.reader import read_scheduler_options
-from fenka.views.board import HistoryAnswer, ProgramDetail, WhatIf, World
+from fenka.kubernetes.reader import read_scheduler_options, read_usage
+from fenka.views.board import HistoryAnswer, ProgramDetail, Sums, WhatIf, World
+from fenka.views.board_sums import DAY_S, first_days, usage_lines
 from fenka.views.cluster_what_if import InvalidClusterQuestion, what_if
 from fenka.views.pod_explanations import explain_growth, explanation_lines
 from fenka.views.visible_board import Visibility
+from fenka.workstation.protocol import UsageRead
 
 LONGEST_S = 31 * 86_400
 MAX_LOG_LINES = 10_000
@@ -52,6 +54,9 @@ OPEN = OpenSignIn()
 
 _WORLD = b"event: world\ndata: "
 _encode = msgspec.json.Encoder().encode
+NO_USAGE = (
+    "nothing records the usage of this cluster: `dashboard.page.usage.enabled` of fenka's chart"
+)
 NO_PROMETHEUS = "figures over time need a Prometheus: name it with --prometheus URL"
 
 
@@ -204,6 +209,39 @@ class ClusterPages(PageServer):
         if not (node and index.isascii() and index.isdecimal()):
             raise AnswerRefused(400, "a card's id is NODE/INDEX")
         return json(await self._prometheus.card(node, int(index[:4]), span_s, now))
+
+    async def sums(self, request: web.Request) -> web.Response:
+        """Return the sums of usage by namespace, and how requests waited."""
+        _, seen = await self._viewer(request)
+        waits = None
+        if self._prometheus is not None and seen.namespaces is None:
+            waits = await self._prometheus.waits()
+        month, today = first_days(self._live.clock())
+        try:
+            read = [await self._usage(day, today + 1) for day in (month, today)]
+        except (ApiError, ApiUnreachable, InvalidRecord) as why:
+            return json(Sums(waits=waits, problem=f"usage is not known: {why}"))
+        known = [one for one in read if one is not None]
+        if len(known) < len(read):
+            return json(Sums(waits=waits, problem=NO_USAGE))
+        lines = [
+            [
+                line
+                for line in usage_lines(one.records, "namespace", one.prices)
+                if line.kind != "held" or seen.sees(line.name)
+            ]
+            for one in known
+        ]
+        first = known[0]
+        since = None if first.since_day is None else first.since_day * DAY_S
+        return json(Sums(*lines, first.currency, since, waits, first.problem))
+
+    async def _usage(self, since: int, until: int) -> UsageRead | None:
+        """Return the usage of some days; None if nobody records it. Raises ApiError, ApiUnreachable."""
+        if self._live.meter is not None:
+            return await self._live.meter.read(since, until, "namespace")
+        query = {"since": since, "until": until, "by": "namespace"}
+        return await read_usage(self._live.api, UsageRead, **query)
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """Send the last lines of a pod's log by the viewer's right, and with `follow` what it prints then."""

@@ -23,7 +23,8 @@ from fenka.dashboard.page_server import (
     number,
 )
 from fenka.local import board_details, board_history
-from fenka.views.board import HistoryAnswer, WhatIf
+from fenka.views.board import HistoryAnswer, Sums, WhatIf
+from fenka.views.board_sums import DAY_S, first_days, usage_lines, wait_sums
 from fenka.workstation import protocol
 from fenka.workstation.client import DaemonUnavailable
 from fenka.workstation.paths import Runtime
@@ -81,6 +82,32 @@ class MachinePages(PageServer):
         except AnswerRefused as why:
             return json(HistoryAnswer([], problem=why.sentence))
         return json(board_history.timeline(read, subject, lines))
+
+    async def sums(self, request: web.Request) -> web.Response:  # noqa: ARG002
+        """Return the sums of usage by user, and how requests waited."""
+        now = time.time()
+        (month, today), since = first_days(now), now - DAY_S
+        try:
+            read = [
+                await self._ask(protocol.GetUsage("user", day, today + 1), protocol.UsageRead)
+                for day in (month, today)
+            ]
+            # A request that was granted today may be older.
+            question = protocol.GetHistory(since - LONGEST_S, now, points=1)
+            known = await self._ask(question, protocol.HistoryRead)
+        except AnswerRefused as why:
+            return json(Sums(problem=why.sentence))
+        first = read[0]
+        lines = [usage_lines(one.records, "user", one.prices) for one in read]
+        return json(
+            Sums(
+                *lines,
+                first.currency,
+                None if first.since_day is None else first.since_day * DAY_S,
+                wait_sums(known.events, since),
+                first.problem,
+            )
+        )
 
     def _card_uuid(self, index: str) -> str:
         cards = self._live.snapshot.cards if self._live.snapshot else ()

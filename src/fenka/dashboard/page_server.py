@@ -4,6 +4,7 @@
 - GET `api/world`: the last of them.
 - GET `api/program/ID`: one program in full.
 - GET `api/history?program=ID` or `?card=ID`, `&span=SECONDS`: figures over time.
+- GET `api/sums`: usage and cost of this month and today, and how requests waited for 24 hours.
 - GET `api/logs/ID?lines=200`, `&follow`: the output of one's own program.
 - POST `api/what-if`: which requests would start.
 - POST `api/stop/ID`: ends one's own program.
@@ -127,6 +128,7 @@ class PageServer(ABC):
             "world": self.world,
             "program/{id}": self.program,
             "history": self.history,
+            "sums": self.sums,
             "logs/{id}": self.logs,
         }
         app.add_routes([web.get(f"{prefix}api/{path}", verb) for path, verb in read.items()])
@@ -174,6 +176,10 @@ class PageServer(ABC):
     @abstractmethod
     async def history(self, request: web.Request) -> web.Response:
         """Return figures over time."""
+
+    @abstractmethod
+    async def sums(self, request: web.Request) -> web.Response:
+        """Return the sums of usage, and how requests waited."""
 
     @abstractmethod
     async def logs(self, request: web.Request) -> web.StreamResponse:

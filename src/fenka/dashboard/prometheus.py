@@ -16,7 +16,7 @@ import msgspec
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.units import MIB
-from fenka.views.board import HistoryAnswer, Series
+from fenka.views.board import HistoryAnswer, Series, WaitSums
 
 DEADLINE_S = 5.0
 POINTS = 500
@@ -62,6 +62,11 @@ CARD = (
 
 class _Sample(msgspec.Struct, frozen=True):
     values: list[tuple[float, str]]
+
+
+class _Instant(msgspec.Struct, frozen=True):
+    value: tuple[float, str]
+    metric: dict[str, str] = {}
 
 
 class _QueryData(msgspec.Struct, frozen=True):
@@ -113,6 +118,30 @@ class Prometheus:
     async def card(self, node: str, index: int, span_s: float, now: float) -> HistoryAnswer:
         """Return the figures of a card. span_s: until now, in Unix seconds."""
         return await self._timeline(CARD, {"node": node, "index": str(index)}, span_s, now)
+
+    async def waits(self) -> WaitSums | None:
+        """Return how requests waited that were granted in the last 24 hours; None if that is not known."""
+        questions = (
+            "sum(increase(fenka_scheduler_wait_seconds_count[1d]))",
+            "sum(increase(fenka_scheduler_wait_seconds_sum[1d]))",
+            "topk(5, sum by (reason) (avg_over_time(fenka_scheduler_waiting_reasons[1d])) > 0)",
+        )
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                answers = await asyncio.gather(
+                    *(self._ask("query", {"query": question}) for question in questions)
+                )
+            counts, sums, reasons = (
+                msgspec.json.decode(answer.data.result, type=list[_Instant]) for answer in answers
+            )
+        except (NoPrometheus, OSError, TimeoutError, aiohttp.ClientError, msgspec.MsgspecError):
+            return None
+        granted, total_s = (float(found[0].value[1]) if found else 0.0 for found in (counts, sums))
+        return WaitSums(
+            round(granted),
+            mean_s=total_s / granted if granted >= 1 else None,
+            reasons=[(row.metric.get("reason", ""), float(row.value[1])) for row in reasons],
+        )
 
     async def _timeline(
         self, figures: tuple[_Figure, ...], labels: Mapping[str, str], span_s: float, now: float

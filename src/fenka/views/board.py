@@ -304,6 +304,59 @@ class HistoryAnswer(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
+class UsageLine(msgspec.Struct, frozen=True):
+    """What a user or a namespace had of the cards' time, or whose nobody had.
+
+    Attributes:
+        kind: held, idle or unobserved.
+        name: of the user or namespace; empty unless it was held.
+        card_hours, held_gib_hours: as `fenka usage` has them.
+        used_share: the used part of the held memory; None if that is not known.
+        cost: in the currency; None without a price.
+    """
+
+    kind: Literal["held", "idle", "unobserved"]
+    name: str
+    card_hours: float
+    held_gib_hours: float
+    used_share: float | None
+    cost: float | None
+
+
+class WaitSums(msgspec.Struct, frozen=True):
+    """How requests waited that were granted in a span.
+
+    Attributes:
+        granted: how many were granted. waited: how many of them not at once; None if that is not known.
+        mean_s, longest_s: seconds until they were granted; None if that is not known.
+        reasons: why requests waited, and how many at a time on average, the most frequent first.
+    """
+
+    granted: int
+    waited: int | None = None
+    mean_s: float | None = None
+    longest_s: float | None = None
+    reasons: list[tuple[str, float]] = []
+
+
+class Sums(msgspec.Struct, frozen=True):
+    """Sums of this month and of today in UTC, and how requests waited in the last 24 hours.
+
+    Attributes:
+        currency: of costs.
+        since: the first recorded day's beginning, in Unix seconds; None if nothing is recorded.
+        waits: None if that is not recorded.
+        problem: why there are no sums; empty if there are.
+    """
+
+    month: list[UsageLine] = []
+    today: list[UsageLine] = []
+    currency: str = ""
+    since: float | None = None
+    waits: WaitSums | None = None
+    problem: str = ""
+
+
 class WhatIf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A question: what starts if programs end and cards are added?
 

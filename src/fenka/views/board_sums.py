@@ -1,10 +1,13 @@
 """Sums and judgements that the dashboard's messages of a workstation and of a cluster share."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TypeVar
 
+from fenka.history.series import HistoryEvent, UsageGroup, UsageRecord
 from fenka.views import board
+from fenka.views.usage_report import usage_rows
 from fenka.views.workloads import ServiceVersion, Workload, workload_row
 
 MAX_WAITING = 200
@@ -18,6 +21,11 @@ IDLE_AFTER_S = 1800.0
 
 MAX_ADDED = 64
 """Cards that a what-if question may add."""
+
+WAITED_S = 2
+"""A request that is granted within this time has not waited."""
+
+DAY_S = 86_400
 
 Number = TypeVar("Number", int, float)
 
@@ -67,6 +75,43 @@ def people(
         for user in {*held, *waits}
     ]
     return sorted(lines, key=lambda line: (-line.held_mib, line.user))
+
+
+def usage_lines(
+    records: Iterable[UsageRecord], by: UsageGroup, prices: Mapping[str, int]
+) -> list[board.UsageLine]:
+    """Return the lines of a report for the page, as `usage_rows` has them."""
+    return [
+        board.UsageLine(
+            row.kind.value,
+            row.name,
+            row.card_hours,
+            row.held_gib_hours,
+            row.used_share,
+            None if row.cost is None else float(row.cost),
+        )
+        for row in usage_rows(records, by, prices)
+    ]
+
+
+def wait_sums(events: Iterable[HistoryEvent], since: float) -> board.WaitSums:
+    """Return how requests waited that were granted since a time, from a machine's history."""
+    asked: dict[str, int] = {}
+    waits: list[int] = []
+    for event in events:
+        if event.kind == "asked":
+            asked[event.subject] = event.at
+        elif event.kind == "granted" and event.at >= since:
+            waits.append(max(event.at - asked.get(event.subject, event.at), 0))
+    waited = [seconds for seconds in waits if seconds >= WAITED_S]
+    mean_s = sum(waited) / len(waited) if waited else None
+    return board.WaitSums(len(waits), len(waited), mean_s, max(waited, default=None))
+
+
+def first_days(now: float) -> tuple[int, int]:
+    """Return the first day of a month, and the day, in UTC, both numbered from 1970. now: Unix seconds."""
+    today = int(now // DAY_S)
+    return today - datetime.fromtimestamp(now, UTC).day + 1, today
 
 
 def workload_line(

@@ -28,6 +28,7 @@ from fenka.dashboard.surroundings import look_around
 from fenka.dashboard.usage_meter import CannotRecord, MeterOptions, UsageMeter
 from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.kube_config import ACCOUNT
+from fenka.local.loss_curves import LossReaders
 from fenka.local.machine_board import Viewer
 from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
 from fenka.workstation import paths
@@ -134,7 +135,8 @@ def serve(options: DashboardOptions, announce: Callable[[str], None]) -> None:
             os.ftruncate(file, 0)
             os.pwrite(file, f"{url}\n".encode(), 0)
             runtime = paths.current()
-            shown = Live(runtime, Viewer(os.geteuid(), acts=not options.read_only), look_around)
+            look = partial(look_around, losses=LossReaders())
+            shown = Live(runtime, Viewer(os.geteuid(), acts=not options.read_only), look)
             pages = MachinePages(runtime, shown, page_files(), acts=not options.read_only)
             ready = partial(announce, url)
             try:

@@ -2,15 +2,20 @@
 
 from fenka.jobs import notebook
 from fenka.local import lease_jobs, runs, service_commands, training_commands
+from fenka.local.loss_curves import LossReaders, log_folder
 from fenka.local.machine_board import Surroundings
+from fenka.local.records import TRAININGS
 from fenka.views.board_sums import without_token
 from fenka.views.workloads import Workload
 from fenka.workstation.client import own_jobs
 from fenka.workstation.protocol import MachineSnapshot
 
 
-def look_around(snapshot: MachineSnapshot) -> Surroundings:
-    """Return this user's trainings, notebooks and services. Raises FenkaError, OSError."""
+def look_around(snapshot: MachineSnapshot, losses: LossReaders) -> Surroundings:
+    """Return this user's trainings, notebooks and services. Raises FenkaError, OSError.
+
+    losses: continues where it was at the last look.
+    """
     jobs = [*training_commands.jobs(None), *lease_jobs.jobs()]
     workloads: list[Workload] = [
         job
@@ -22,4 +27,8 @@ def look_around(snapshot: MachineSnapshot) -> Surroundings:
         for job in own_jobs(snapshot)
         if job.kind == "notebook" and (url := notebook.url(runs.place_of(job.name)))
     }
-    return Surroundings([*workloads, *service_commands.versions(None)], addresses)
+    trainings, _ = TRAININGS.load_all(None)
+    curves = losses.read(
+        [(training.name, log_folder(training)) for training in trainings if not training.finished]
+    )
+    return Surroundings([*workloads, *service_commands.versions(None)], addresses, curves)

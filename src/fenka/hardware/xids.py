@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import time
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal
 
@@ -66,3 +68,47 @@ async def listen(
         except DriverLost as error:
             _LOG.info("XIDs are not received now: %s", error)
         await asyncio.sleep(RETRY_S)
+
+
+_MEANINGS: Mapping[XidKind, str] = {
+    "card": "the card is not used any more until it answers",
+    "program": "a program failed; the card stays usable",
+    "note": "logged by the driver; the card stays usable",
+}
+
+REMEMBERED = 8
+"""XIDs of a card that screens show."""
+
+
+class XidLog:
+    """Counts the XIDs of a machine's cards, and remembers the last ones of each.
+
+    Attributes:
+        counts: How many each card reported, by UUID and kind.
+        on_xid: Called with the card's UUID and a sentence.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        """clock: Unix seconds."""
+        self.counts = Counter[tuple[str, str]]()
+        self.on_xid: Callable[[str, str], None] = lambda *_: None
+        self._last: dict[str, deque[str]] = {}
+        self._clock = clock
+
+    async def listen(self, listener: Callable[[], XidListener]) -> None:
+        """Record XIDs until cancelled."""
+        await listen(listener, self.record)
+
+    async def record(self, event: Xid) -> None:
+        """Record an XID."""
+        kind = xid_kind(event.number)
+        self.counts[event.uuid, kind] += 1
+        sentence = f"XID {event.number}: {_MEANINGS[kind]}"
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._clock()))
+        last = self._last.setdefault(event.uuid, deque(maxlen=REMEMBERED))
+        last.appendleft(f"{at} {sentence}")
+        self.on_xid(event.uuid, sentence)
+
+    def last(self, uuid: str) -> list[str]:
+        """Return the last XIDs of a card in sentences, the newest first."""
+        return [*self._last.get(uuid, ())]

@@ -40,7 +40,7 @@ class HistoryEvent(msgspec.Struct, frozen=True):
     """A change of a job or a card. at: Unix seconds.
 
     subject: The job's id or the card's UUID.
-    kind: asked, granted, resized, ended, lost or returned.
+    kind: asked, granted, resized, ended, lost, returned or xid.
     """
 
     at: int

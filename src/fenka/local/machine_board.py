@@ -123,6 +123,7 @@ def _card(
         unleased_mib=card.unleased_mib,
         unleased=card.unleased,
         note=_note(card, snapshot, pending),
+        xids=card.xids,
         readable="" if card.used_mib is not None else "the driver does not answer for this card",
         slices=[
             board.SliceTile(

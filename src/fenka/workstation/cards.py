@@ -16,6 +16,7 @@ from fenka.core.request import Slice
 from fenka.core.units import MIB
 from fenka.hardware import card_lock
 from fenka.hardware.nvml import GpuProcess, Hardware, Reading
+from fenka.hardware.xids import XidLog
 from fenka.isolation import driver_usage, pid_namespaces
 from fenka.isolation.driver_usage import (
     Activity,
@@ -88,6 +89,7 @@ class CardsSample:
         violations: sentences by job id.
         unleased: what is in use by no lease, by card UUID.
         activity: by job id and card UUID.
+        xids: the last ones of each card in sentences, by UUID.
     """
 
     readings: Mapping[str, Reading]
@@ -95,6 +97,7 @@ class CardsSample:
     violations: Mapping[str, list[str]]
     unleased: Mapping[str, UnleasedMemory]
     activity: Mapping[tuple[str, str], Activity] = field(default_factory=dict)
+    xids: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 def group_by_lease(
@@ -250,6 +253,7 @@ class CardObserver:
     """Cards whose layout waits for something to end: nothing is granted that would delay it."""
     _detector: ViolationDetector = field(default_factory=ViolationDetector)
     _violations: Mapping[str, list[str]] = field(default_factory=dict)
+    xids: XidLog = field(default_factory=XidLog)
     processes: GpuProcesses = field(default_factory=GpuProcesses)
     """Those of the last check for violations."""
     _locked_by_root: set[str] = field(default_factory=set)
@@ -320,7 +324,8 @@ class CardObserver:
     def sample(self, readings: Mapping[str, Reading]) -> CardsSample:
         """Return what the driver and the last check for violations report. Raises NoDriver."""
         unleased = {uuid: self.unleased(uuid) for uuid in readings}
-        return CardsSample(readings, self.gpu_processes(), self._violations, unleased)
+        xids = {uuid: self.xids.last(uuid) for uuid in readings}
+        return CardsSample(readings, self.gpu_processes(), self._violations, unleased, xids=xids)
 
     @property
     def violations(self) -> Mapping[str, int]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from fenka.core.errors import FenkaError
 from fenka.hardware.card_spec import NodeError
-from fenka.hardware.nvml import Hardware, NoDriver, Reading
+from fenka.hardware.nvml import Hardware, NoDriver, Reading, XidListener
 from fenka.isolation import compute_feedback, pid_namespaces
 from fenka.isolation.lease_files import account_file
 from fenka.mig.manager import InstanceManager
@@ -93,6 +93,7 @@ class Daemon:
         self._recorder = MachineRecorder(
             runtime, broker, self._cards, self._feedback, self._history, config
         )
+        self._cards.xids.on_xid = self._recorder.on_xid
         clients = ConnectedClients()
         self._controller = Controller(
             *(runtime, broker, clients, self._leases, self._cards),
@@ -157,7 +158,7 @@ class Daemon:
         loops = (
             *(self._health_loop(), self._feedback_loop(), self._namespace_loop()),
             *(self._presence_loop(), self._booking_loop()),
-            *([self._metrics.listen()] if self._metrics else []),
+            self._cards.xids.listen(lambda: XidListener(self.hardware)),
         )
         tasks = [asyncio.create_task(loop) for loop in loops]
         serving = self._metrics.serving() if self._metrics else contextlib.nullcontext()
@@ -201,7 +202,8 @@ class Daemon:
         from fenka.workstation.monitor.metrics import WorkstationMetrics
 
         return WorkstationMetrics(
-            self.config.metrics_port, self.runtime, self.hardware, self.broker
+            *(self.config.metrics_port, self.runtime, self.hardware, self.broker),
+            self._cards.xids.counts,
         )
 
     async def _listen(self) -> asyncio.Server:

@@ -508,6 +508,7 @@ class CardView(msgspec.Struct, frozen=True):
     unleased_mib: memory in use by no lease, which counts as taken. unleased: by whom, in a sentence.
     free_mib: memory that new slices can have; 0 if the card takes none.
     cordoned: it takes no new slices, because its layout is to change.
+    xids: the last errors that the driver reported, in sentences, the newest first.
     """
 
     index: int
@@ -526,6 +527,7 @@ class CardView(msgspec.Struct, frozen=True):
     temperature_c: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+    xids: list[str] = []
 
 
 class QuotaView(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ It shows the same values as the dashboard's page. A value that is not known is `
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import ClassVar, Literal
 
 from rich.style import Style
@@ -21,6 +22,7 @@ from fenka.dashboard.cluster_live import ClusterLive
 from fenka.dashboard.live import Live
 from fenka.dashboard.surroundings import look_around
 from fenka.kubernetes.api_client import Api
+from fenka.local.loss_curves import LossReaders
 from fenka.local.machine_board import Viewer
 from fenka.views.board import CardTile, ProgramLine, SliceTile, WaitingLine, World
 from fenka.workstation import paths
@@ -322,7 +324,8 @@ def watch_machine() -> None:
     """Show this machine until the user ends it."""
 
     def follow() -> AsyncIterator[World]:
-        return _worlds(Live(paths.current(), Viewer(os.geteuid()), look_around))
+        look = partial(look_around, losses=LossReaders())
+        return _worlds(Live(paths.current(), Viewer(os.geteuid()), look))
 
     TopScreen(follow).run()
 

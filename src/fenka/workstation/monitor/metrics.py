@@ -5,7 +5,6 @@ They have the names of a node's and a scheduler's. A user is a namespace, a job 
 
 import socket
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
@@ -16,10 +15,8 @@ from fenka.core.inventory import Card
 from fenka.core.reasons import main_reason
 from fenka.core.request import Slice, reserved_percent
 from fenka.core.units import MIB
-from fenka.hardware import xids
-from fenka.hardware.nvml import Hardware, Reading, Xid, XidListener
+from fenka.hardware.nvml import Hardware, Reading
 from fenka.hardware.peer_credentials import user_name
-from fenka.hardware.xids import xid_kind
 from fenka.isolation import account
 from fenka.isolation.driver_usage import NO_ACTIVITY
 from fenka.isolation.lease_files import account_file
@@ -50,12 +47,20 @@ class PortUnavailable(FenkaError):
 class WorkstationMetrics(GpuMetrics):
     """Serves the last sample on a port of the loopback device."""
 
-    def __init__(self, port: int, runtime: Runtime, hardware: Hardware, broker: Broker) -> None:
+    def __init__(
+        self,
+        port: int,
+        runtime: Runtime,
+        hardware: Hardware,
+        broker: Broker,
+        xids: Mapping[tuple[str, str], int],
+    ) -> None:
         """Args:
         port: Where they are served.
         runtime: The daemon's directory.
         hardware: The driver.
         broker: The jobs.
+        xids: How many each card reported so far, by UUID and kind.
 
         Raises PortUnavailable.
         """
@@ -66,9 +71,8 @@ class WorkstationMetrics(GpuMetrics):
                 f"--metrics-port {port} cannot be opened ({why.strerror}): choose another port"
             ) from None
         super().__init__(socket.gethostname(), lambda: hardware.versions)
-        self._runtime, self._hardware, self._broker = runtime, hardware, broker
-        self._xids = Counter[tuple[str, str]]()
-        self.xids = self._xids
+        self._runtime, self._broker = runtime, broker
+        self.xids = xids
         self._waits = wait_histogram(self.registry)
         broker.on_granted = self._observe_granted
 
@@ -77,14 +81,6 @@ class WorkstationMetrics(GpuMetrics):
         """Serve while the block runs."""
         async with serve_probes(self._listening, lambda: "", self.text):
             yield
-
-    async def listen(self) -> None:
-        """Count XIDs until cancelled."""
-
-        async def record(event: Xid) -> None:
-            self._xids[event.uuid, xid_kind(event.number)] += 1
-
-        await xids.listen(lambda: XidListener(self._hardware), record)
 
     def update(self, sample: CardsSample, violations: Mapping[str, int]) -> None:
         """Take a sample. violations: how often each kind was seen so far."""

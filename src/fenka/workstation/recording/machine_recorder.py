@@ -118,6 +118,11 @@ class MachineRecorder:
         self._observe()
         self._holders = {job_id: self._holders[job_id] for job_id in jobs}
 
+    def on_xid(self, uuid: str, sentence: str) -> None:
+        """Record an error that a card's driver reported."""
+        if not self._config.no_history:
+            self._recorder.add_event(HistoryEvent(int(time.time()), uuid, "xid", sentence))
+
     async def sample(self, readings: Mapping[str, Reading]) -> None:
         """Observe all jobs and cards, and write what has been recorded. readings: empty without a driver."""
         if not self._config.no_history:

@@ -94,6 +94,7 @@ def _card(hardware: Hardware, sample: CardsSample, broker: Broker, card: Card) -
         temperature_c=reading.temperature_c if reading else None,
         power_w=reading.power_w if reading else None,
         power_limit_w=reading.power_limit_w if reading else None,
+        xids=[*sample.xids.get(card.uuid, ())],
     )
 
 

@@ -105,6 +105,28 @@ def dashboard(station: Workstation, *options: str) -> Iterator[Page]:
         process.stdout.close()
 
 
+def test_sums_have_users_their_costs_and_waits(station: Workstation) -> None:
+    """By the daemon's ledger and its history: one request was granted at once."""
+    station.start("--simulate", "T4", "--price", "Tesla T4=3600", "--currency", "EUR")
+    station.run("--gpu-mem", "4", "--name", "a", "--", *HOLD, "100").report()
+
+    def sums() -> Any:
+        status, body = page.ask("api/sums")
+        assert status == 200
+        return json.loads(body)
+
+    with dashboard(station) as page:
+        eventually(lambda: [line["kind"] for line in sums()["today"]][:2] == ["held", "idle"])
+        known = sums()
+    held, idle = known["month"][:2]
+    # 4308 of 15079 MiB are held; the price is that of a second.
+    assert held["cost"] == pytest.approx(held["card_hours"] * 3600, rel=1e-3)
+    assert held["card_hours"] <= (held["card_hours"] + idle["card_hours"]) * 4308 / 15079 + 1e-9
+    assert (known["currency"], known["problem"]) == ("EUR", "")
+    assert (known["waits"]["granted"], known["waits"]["waited"]) == (1, 0)
+    assert known["since"] % 86_400 == 0
+
+
 def test_page_shows_what_commands_say(t4: Workstation) -> None:
     """S1: three programs of four units that got 4307 MiB each; the fourth waits with the queue's sentence."""
     for name in ("nb1", "nb2", "nb3"):

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from fenka.core.metering import SECOND_US, LineKind
+from fenka.hardware.simulated_node import SimulatedNode
 from fenka.history.series import UsageGroup, UsageRecord
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import DaemonConnection, RequestFailed
+from fenka.workstation.client import DaemonConnection, RequestFailed, get_snapshot
 from fenka.workstation.paths import Runtime
 from tests.workstation.conftest import HOLD, Workstation, eventually, refused
 
@@ -51,6 +52,31 @@ def seconds(records: list[UsageRecord]) -> float:
 def history_file(station: Workstation) -> Path:
     """The daemon's database."""
     return paths.history_database(Runtime(station.root))
+
+
+def test_xids_are_shown_and_recorded_when_a_card_reports_them(station: Workstation) -> None:
+    """One of a program's, and then one after which the card is lost; the newest stands first."""
+    station.start("--simulate", "T4")
+    node = SimulatedNode(station.root / "simulated")
+
+    def shown() -> list[str]:
+        return get_snapshot(Runtime(station.root)).cards[0].xids
+
+    node.raise_xid(0, 31)
+    eventually(lambda: len(shown()) == 1)
+    node.raise_xid(0, 48)
+    eventually(lambda: len(shown()) == 2)
+    last, first = shown()
+    assert last.endswith("XID 48: the card is not used any more until it answers")
+    assert first.endswith("XID 31: a program failed; the card stays usable")
+    uuid = get_snapshot(Runtime(station.root)).cards[0].uuid
+
+    def recorded() -> list[str]:
+        events = read_history(station, card=uuid).events
+        return [event.detail for event in events if event.kind == "xid"]
+
+    eventually(lambda: len(recorded()) == 2)
+    assert recorded()[0] == "XID 31: a program failed; the card stays usable"
 
 
 def test_usage_is_there_when_the_daemon_was_killed_and_jobs_have_ended(

@@ -224,24 +224,23 @@ class ClusterPages(PageServer):
         known = [one for one in read if one is not None]
         if len(known) < len(read):
             return json(Sums(waits=waits, problem=NO_USAGE))
-        lines = [
+        of_month, of_today = (
             [
                 line
                 for line in usage_lines(one.records, "namespace", one.prices)
                 if line.kind != "held" or seen.sees(line.name)
             ]
             for one in known
-        ]
+        )
         first = known[0]
         since = None if first.since_day is None else first.since_day * DAY_S
-        return json(Sums(*lines, first.currency, since, waits, first.problem))
+        return json(Sums(of_month, of_today, first.currency, since, waits, first.problem))
 
     async def _usage(self, since: int, until: int) -> UsageRead | None:
         """Return the usage of some days; None if nobody records it. Raises ApiError, ApiUnreachable."""
         if self._live.meter is not None:
             return await self._live.meter.read(since, until, "namespace")
-        query = {"since": since, "until": until, "by": "namespace"}
-        return await read_usage(self._live.api, UsageRead, **query)
+        return await read_usage(self._live.api, UsageRead, since=since, until=until, by="namespace")
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """Send the last lines of a pod's log by the viewer's right, and with `follow` what it prints then."""

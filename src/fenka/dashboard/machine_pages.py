@@ -98,10 +98,11 @@ class MachinePages(PageServer):
         except AnswerRefused as why:
             return json(Sums(problem=why.sentence))
         first = read[0]
-        lines = [usage_lines(one.records, "user", one.prices) for one in read]
+        of_month, of_today = (usage_lines(one.records, "user", one.prices) for one in read)
         return json(
             Sums(
-                *lines,
+                of_month,
+                of_today,
                 first.currency,
                 None if first.since_day is None else first.since_day * DAY_S,
                 wait_sums(known.events, since),

@@ -29,6 +29,10 @@ def look_around(snapshot: MachineSnapshot, losses: LossReaders) -> Surroundings:
     }
     trainings, _ = TRAININGS.load_all(None)
     curves = losses.read(
-        [(training.name, log_folder(training)) for training in trainings if not training.finished]
+        [
+            (training.spec.name, log_folder(training))
+            for training in trainings
+            if not training.finished
+        ]
     )
     return Surroundings([*workloads, *service_commands.versions(None)], addresses, curves)

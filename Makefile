@@ -21,7 +21,9 @@ build: .venv/.run native web ## set up .venv, the native libraries and the page:
 web: src/fenka/_web/index.html ## build the dashboard's page: leaves src/fenka/_web
 
 run: .venv/.run native ## demo: three notebooks share one card, a fourth waits (CHECK=1: end after the checks)
-	@exec $(BIN)/fenka demo $(if $(CHECK),--check)
+	@# The demonstration does not wait for its page before its end.
+	@$(MAKE) --no-print-directory web >.tools/page.log 2>&1 & \
+	FENKA_PAGE_BUILD=$$! exec $(BIN)/fenka demo $(if $(CHECK),--check)
 
 test: build .venv/.test check ## run the unit tests and the demo's checks
 	$(BIN)/pytest -n $${FENKA_TEST_WORKERS:-2} --dist worksteal

@@ -35,6 +35,11 @@ from fenka.workstation.client import get_snapshot, start_daemon
 
 REPLY_TIMEOUT_S = 60.0
 
+PAGE_TIMEOUT_S = 120.0
+"""For a browser to load the page."""
+
+BROWSERS = "chromium", "chromium-browser", "google-chrome"
+
 
 class KernelFailed(FenkaError):
     """The code raised an exception; the message is that of the kernel."""
@@ -351,6 +356,8 @@ def demo(
         _check_screens(demonstration)
         _check_limits(demonstration, size)
         _check_handover(demonstration)
+        if check:
+            _check_page(demonstration)
         if failed := demonstration.failed:
             raise UserError(f"{len(failed)} checks failed: {'; '.join(failed)}")
         print("\nAll checks passed.")
@@ -547,9 +554,50 @@ def _wait_for_interrupt(demonstration: Demonstration) -> None:
     print("\nEnding …")
 
 
+def _check_page(demonstration: Demonstration) -> None:
+    """Look at the page with a browser that is installed; check that the programs are on it."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        print("\nNo Chromium is installed here: the page is not looked at.")
+        return
+    with _dashboard(demonstration) as address, contextlib.ExitStack() as stack:
+        if not address:
+            print("\nThis installation has no page.")
+            return
+        print("\nIn the browser:")
+        folder = _temporary_directory(stack)
+        # The address has a token, and all users see the arguments of programs.
+        launcher = folder / "page.html"
+        launcher.write_text(f'<meta http-equiv="refresh" content="0; url={address}">')
+        command = [
+            *(browser, "--headless", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"),
+            *("--virtual-time-budget=10000", "--dump-dom", launcher.as_uri()),
+            # Chromium refuses to run as root with its sandbox.
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),
+        ]
+        seen = subprocess.run(
+            command, capture_output=True, text=True, timeout=PAGE_TIMEOUT_S, check=False
+        ).stdout
+        for job in demonstration.snapshot().jobs:
+            if job.slices:
+                demonstration.expect(
+                    f"{job.name} has its slice on the page", job.name in seen, True
+                )
+
+
+def _wait_for_page() -> None:
+    """Wait for the page if `make run` is still building it."""
+    build = os.environ.pop("FENKA_PAGE_BUILD", "")
+    if build.isdecimal():
+        print("\nMaking the page …", flush=True)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(int(build), 0)
+
+
 @contextlib.contextmanager
 def _dashboard(demonstration: Demonstration) -> Iterator[str]:
     """Serve the page while the block runs. Yield its address; nothing if this installation has no page."""
+    _wait_for_page()
     if not (resources.files("fenka") / "_web").is_dir():
         yield ""
         return

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.jobs.training import TrainingSpec
-from fenka.local.loss_curves import (
+from fenka.dashboard.loss_curves import (
     MAX_FILES,
     MAX_READ,
     MAX_RECORD,
@@ -20,6 +19,7 @@ from fenka.local.loss_curves import (
     LossReaders,
     log_folder,
 )
+from fenka.jobs.training import TrainingSpec
 from fenka.local.records import TrainingRecord
 
 GOLDEN = Path(__file__).parent / "golden" / "events.out.tfevents.1.host"

@@ -21,8 +21,8 @@ from fenka.views.board import (
     SliceTile,
     Sums,
     UsageLine,
-    WaitSums,
     WaitingLine,
+    WaitSums,
     WorkloadLine,
     World,
 )

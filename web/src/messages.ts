@@ -290,7 +290,7 @@ export interface HistoryAnswer {
 }
 
 /**
- * What a user or a namespace had of the cards' time, or whose nobody had.
+ * The part of the cards' time that a user or a namespace had, or that nobody had.
  *
  * Attributes:
  *     kind: held, idle or unobserved.

@@ -34,7 +34,7 @@ from fenka.dashboard.page_server import (
     number,
 )
 from fenka.dashboard.prometheus import Prometheus
-from fenka.dashboard.sign_in import OpenSignIn, SignIn, Viewer
+from fenka.dashboard.sign_in import OpenSignIn, SignedInViewer, SignIn
 from fenka.dialects.base import GIB_MIB, ContainerKind, InvalidRecord
 from fenka.dialects.lease_records import REFUSED, REQUEST, encode_request
 from fenka.formats.quantities import parse_memory
@@ -74,7 +74,7 @@ class ClusterPages(PageServer):
         self._live, self._prometheus, self._sign_in = shown, prometheus, sign_in
         self._encoded: dict[Visibility, tuple[World, bytes]] = {}
 
-    async def _viewer(self, request: web.Request) -> tuple[Viewer, Visibility]:
+    async def _viewer(self, request: web.Request) -> tuple[SignedInViewer, Visibility]:
         """Return who sent a request and what they see. Raises AnswerRefused."""
         known = self._live.namespaces
         viewer = await self._sign_in.viewer(request, known)
@@ -95,7 +95,7 @@ class ClusterPages(PageServer):
         made_of, made = self._encoded.get(seen, (None, b""))
         if made_of is not world:
             made = _encode(seen.world(world))
-            # What was made of an earlier World is for nobody any more.
+            # Encodings of earlier Worlds are dropped.
             self._encoded = {
                 rights: kept for rights, kept in self._encoded.items() if kept[0] is world
             } | {seen: (world, made)}
@@ -268,7 +268,7 @@ class ClusterPages(PageServer):
         return {"stop/{id}": self.stop, "resize/{id}": self.resize} if self._sign_in.acts else {}
 
     async def stop(self, request: web.Request) -> web.Response:
-        """Delete a pod. What manages it may start another one."""
+        """Delete a pod. Its Job or Deployment may start another one."""
         return await self._change(
             request,
             lambda api, pod: api.delete(pod.path, {"preconditions": {"uid": pod.metadata.uid}}),

@@ -20,6 +20,7 @@ from fenka.dashboard.cluster_live import ClusterLive
 from fenka.dashboard.cluster_pages import ClusterPages
 from fenka.dashboard.guard import LOOPBACK_NAMES, Guard
 from fenka.dashboard.live import Live
+from fenka.dashboard.loss_curves import LossReaders
 from fenka.dashboard.machine_pages import MachinePages
 from fenka.dashboard.page_server import PageServer, page_files
 from fenka.dashboard.prometheus import Prometheus
@@ -28,7 +29,6 @@ from fenka.dashboard.surroundings import look_around
 from fenka.dashboard.usage_meter import CannotRecord, MeterOptions, UsageMeter
 from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.kube_config import ACCOUNT
-from fenka.local.loss_curves import LossReaders
 from fenka.local.machine_board import Viewer
 from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
 from fenka.workstation import paths

@@ -42,8 +42,8 @@ PASTE = "paste a token of this cluster, as `kubectl create token NAME` prints on
 
 
 @dataclass(frozen=True, slots=True)
-class Viewer:
-    """Who looks.
+class SignedInViewer:
+    """The user of a request.
 
     Attributes:
         name: Of the user; empty where whoever reaches the server may look.
@@ -56,15 +56,15 @@ class Viewer:
     token: str = ""
 
 
-EVERYBODY = Viewer()
+EVERYBODY = SignedInViewer()
 
 
 class OpenSignIn:
-    """Whoever reaches the server may look at everything."""
+    """Everybody who reaches the server may look at everything."""
 
     acts = False
 
-    async def viewer(self, request: web.Request, namespaces: Collection[str]) -> Viewer:  # noqa: ARG002
+    async def viewer(self, request: web.Request, namespaces: Collection[str]) -> SignedInViewer:  # noqa: ARG002
         """Return the viewer whom nobody knows."""
         return EVERYBODY
 
@@ -76,11 +76,11 @@ class SignIn(Protocol):
     def acts(self) -> bool:
         """Return whether viewers may change things, with their own rights."""
 
-    async def viewer(self, request: web.Request, namespaces: Collection[str]) -> Viewer:
+    async def viewer(self, request: web.Request, namespaces: Collection[str]) -> SignedInViewer:
         """Return who sent a request, and which of these namespaces they may see. Raises AnswerRefused."""
 
 
-class _User(msgspec.Struct, frozen=True):
+class _ReviewedUser(msgspec.Struct, frozen=True):
     """A user as the API server describes them."""
 
     username: str = ""
@@ -91,7 +91,7 @@ class _User(msgspec.Struct, frozen=True):
 
 class _TokenStatus(msgspec.Struct, frozen=True):
     authenticated: bool = False
-    user: _User = _User()
+    user: _ReviewedUser = _ReviewedUser()
 
 
 class _TokenReview(msgspec.Struct, frozen=True):
@@ -114,7 +114,7 @@ class _Reviews:
         self._kept: dict[Hashable, tuple[float, object]] = {}
         self._slots = asyncio.Semaphore(TOGETHER)
 
-    async def user_of(self, token: str) -> _User | None:
+    async def user_of(self, token: str) -> _ReviewedUser | None:
         """Return whose token it is; None if it is none. Raises AnswerRefused."""
         body = {
             "apiVersion": "authentication.k8s.io/v1",
@@ -124,21 +124,23 @@ class _Reviews:
         # No token is kept, only what tells it from others.
         key = "token", hashlib.sha256(token.encode(errors="surrogateescape")).digest()
 
-        async def ask() -> _User | None:
+        async def ask() -> _ReviewedUser | None:
             path = "/apis/authentication.k8s.io/v1/tokenreviews"
             status = (await self._api.create(path, _TokenReview, body)).status
             return status.user if status.authenticated and status.user.username else None
 
         return await self._answer(key, ask)
 
-    async def visible(self, user: _User, namespaces: Collection[str]) -> frozenset[str] | None:
+    async def visible(
+        self, user: _ReviewedUser, namespaces: Collection[str]
+    ) -> frozenset[str] | None:
         """Return the namespaces in which a user may list pods; None for all. Raises AnswerRefused."""
         if await self._may_list(user, ""):
             return None
         allowed = await asyncio.gather(*(self._may_list(user, name) for name in namespaces))
         return frozenset(name for name, may in zip(namespaces, allowed, strict=True) if may)
 
-    async def _may_list(self, user: _User, namespace: str) -> bool:
+    async def _may_list(self, user: _ReviewedUser, namespace: str) -> bool:
         spec = {
             "user": user.username,
             "uid": user.uid,
@@ -184,7 +186,7 @@ class TokenSignIn:
         """Args: api: with the right to create TokenReviews and SubjectAccessReviews. clock: seconds."""
         self._reviews = _Reviews(api, clock)
 
-    async def viewer(self, request: web.Request, namespaces: Collection[str]) -> Viewer:
+    async def viewer(self, request: web.Request, namespaces: Collection[str]) -> SignedInViewer:
         """Return whose token a request has. Raises AnswerRefused."""
         fields = request.headers.getall("Authorization", [])
         scheme, _, token = fields[0].partition(" ") if len(fields) == 1 else ("", "", "")
@@ -194,7 +196,7 @@ class TokenSignIn:
         user = await self._reviews.user_of(token)
         if user is None:
             raise AnswerRefused(401, f"the API server does not accept this token: {PASTE}")
-        return Viewer(user.username, await self._reviews.visible(user, namespaces), token)
+        return SignedInViewer(user.username, await self._reviews.visible(user, namespaces), token)
 
 
 class ProxySignIn:
@@ -206,7 +208,7 @@ class ProxySignIn:
         """Args: api: with the right to create SubjectAccessReviews. clock: seconds."""
         self._reviews, self._secret = _Reviews(api, clock), secret
 
-    async def viewer(self, request: web.Request, namespaces: Collection[str]) -> Viewer:
+    async def viewer(self, request: web.Request, namespaces: Collection[str]) -> SignedInViewer:
         """Return who looks, as the proxy says. Raises AnswerRefused."""
         given = request.headers.getall(SECRET, [])
         known = len(given) == 1 and hmac.compare_digest(
@@ -221,8 +223,8 @@ class ProxySignIn:
         groups = [name.strip() for text in lists for name in text.split(",") if name.strip()]
         if not all(map(_is_name, groups)):
             raise AnswerRefused(403, f"the proxy must not name Kubernetes' own groups in {GROUPS}")
-        user = _User(users[0].strip(), groups=(*groups, "system:authenticated"))
-        return Viewer(user.username, await self._reviews.visible(user, namespaces))
+        user = _ReviewedUser(users[0].strip(), groups=(*groups, "system:authenticated"))
+        return SignedInViewer(user.username, await self._reviews.visible(user, namespaces))
 
 
 def _is_name(text: str) -> bool:

@@ -1,8 +1,8 @@
 """Reads what the page shows beside the daemon's snapshot: the user's own records on this machine."""
 
+from fenka.dashboard.loss_curves import LossReaders, log_folder
 from fenka.jobs import notebook
 from fenka.local import lease_jobs, runs, service_commands, training_commands
-from fenka.local.loss_curves import LossReaders, log_folder
 from fenka.local.machine_board import Surroundings
 from fenka.local.records import TRAININGS
 from fenka.views.board_sums import without_token

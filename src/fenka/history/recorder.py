@@ -25,7 +25,7 @@ Samples = Callable[[], tuple[Mapping[str, Figures], Mapping[str, Figures]]]
 
 
 class MachineTimes(NamedTuple):
-    """What this machine's clocks show, as `Moment` has it."""
+    """A reading of this machine's clocks, as `Moment` has it."""
 
     at_us: int
     uptime_us: int

@@ -45,7 +45,7 @@ from fenka.node.monitor.metrics import Exporter
 from fenka.node.monitor.monitor import FeedbackLoop, HealthMonitor, Monitor, ViolationPolicy
 from fenka.node.monitor.usage import Usage
 from fenka.node.node_api import NodeApi
-from fenka.node.program import Edges, assemble
+from fenka.node.program import Edges, Program, assemble
 from fenka.node.spot import ALIBABA, AWS, MetadataClient, SpotFollower
 from fenka.procfs import boot_id, mounts
 from fenka.server.listener import listening_socket
@@ -325,19 +325,22 @@ async def _serve(
             SpotFollower(api, _metadata_clients(config), config.spot_notices).run(),
             _warn_of_runtime(config, api),
         )
-        async with contextlib.AsyncExitStack() as stack:
-            if config.metrics_port is not None:
-                listening = listening_socket(None, config.metrics_port)
-                await stack.enter_async_context(
-                    serve_probes(
-                        listening,
-                        lambda: program.agent.problem,
-                        exporter.text,
-                        usage=lambda: encode_figures(exporter, time.time()),
-                    )
-                )
-            async with working_until(stop, *work):
-                await program.agent.drain()
+        async with _serve_probes(config, program, exporter), working_until(stop, *work):
+            await program.agent.drain()
+
+
+def _serve_probes(
+    config: NodeConfig, program: Program, exporter: Exporter
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """Return what serves metrics and figures at the configured port. Raises OSError if it is in use."""
+    if config.metrics_port is None:
+        return contextlib.nullcontext()
+    return serve_probes(
+        listening_socket(None, config.metrics_port),
+        lambda: program.agent.problem,
+        exporter.text,
+        usage=lambda: encode_figures(exporter, time.time()),
+    )
 
 
 def _metadata_clients(config: NodeConfig) -> Sequence[MetadataClient]:

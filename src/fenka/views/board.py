@@ -305,7 +305,7 @@ class HistoryAnswer(msgspec.Struct, frozen=True):
 
 
 class UsageLine(msgspec.Struct, frozen=True):
-    """What a user or a namespace had of the cards' time, or whose nobody had.
+    """The part of the cards' time that a user or a namespace had, or that nobody had.
 
     Attributes:
         kind: held, idle or unobserved.

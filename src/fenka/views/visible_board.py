@@ -1,4 +1,4 @@
-"""What a viewer of a cluster sees who may not see all of its namespaces: others' slices have no name."""
+"""The page of a cluster for viewers of some of its namespaces: slices of other namespaces have no name."""
 
 import re
 from collections.abc import Collection, Sequence

@@ -2,6 +2,7 @@
 
 import os
 import webbrowser
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -21,9 +22,28 @@ from fenka.dashboard.usage_meter import MeterOptions
 from fenka.workstation.client import DaemonUnavailable
 
 
+@dataclass(frozen=True, slots=True)
+class SignInOptions:
+    """How viewers of a cluster sign in."""
+
+    auth: Annotated[
+        Auth,
+        typer.Option(
+            "--auth",
+            help="of a cluster: none: whoever reaches the server may look; kubernetes: with a token of the "
+            "cluster; proxy: as a proxy says",
+        ),
+    ] = "token"
+    proxy_secret: Annotated[
+        Path | None,
+        typer.Option("--proxy-secret", metavar="FILE", help="has what only the proxy knows"),
+    ] = None
+
+
 def dashboard(
     target: Target,
     metering: MeterOptions,
+    sign_in: SignInOptions,
     port: Annotated[
         int | None,
         typer.Option("--port", min=1, max=65535, help="default: the first free one from 8250 on"),
@@ -42,18 +62,6 @@ def dashboard(
         bool, typer.Option("--read-only", help="nothing can be stopped or resized")
     ] = False,
     no_open: Annotated[bool, typer.Option("--no-open", help="open no browser")] = False,
-    auth: Annotated[
-        Auth,
-        typer.Option(
-            "--auth",
-            help="of a cluster: none: whoever reaches the server may look; kubernetes: with a token of the "
-            "cluster; proxy: as a proxy says",
-        ),
-    ] = "token",
-    proxy_secret: Annotated[
-        Path | None,
-        typer.Option("--proxy-secret", metavar="FILE", help="has what only the proxy knows"),
-    ] = None,
     prometheus: Annotated[
         str, typer.Option("--prometheus", metavar="URL", help="a cluster's figures over time")
     ] = "",
@@ -71,8 +79,8 @@ def dashboard(
 
     options = DashboardOptions(
         *(port, listen, tuple(host or ()), prefix, read_only),
-        auth=auth,
-        proxy_secret=proxy_secret,
+        auth=sign_in.auth,
+        proxy_secret=sign_in.proxy_secret,
         prometheus=prometheus,
         prometheus_token=prometheus_token,
     )

@@ -20,9 +20,9 @@ from fenka.cli.common_options import Target, short_duration
 from fenka.cli.tables import escape
 from fenka.dashboard.cluster_live import ClusterLive
 from fenka.dashboard.live import Live
+from fenka.dashboard.loss_curves import LossReaders
 from fenka.dashboard.surroundings import look_around
 from fenka.kubernetes.api_client import Api
-from fenka.local.loss_curves import LossReaders
 from fenka.local.machine_board import Viewer
 from fenka.views.board import CardTile, ProgramLine, SliceTile, WaitingLine, World
 from fenka.workstation import paths

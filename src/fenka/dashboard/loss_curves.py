@@ -35,7 +35,7 @@ _TENSOR_FLOAT, _TENSOR_DOUBLE = 1, 2
 
 
 @dataclass(slots=True)
-class _File:
+class _EventFile:
     offset: int = 0
     ended: bool = False
 
@@ -45,20 +45,20 @@ class LossReader:
     """Follows the files below one directory. Each look reads what is new, up to a limit."""
 
     folder: Path
-    _files: dict[Path, _File] = field(default_factory=dict)
+    _files: dict[Path, _EventFile] = field(default_factory=dict)
     _curves: dict[str, list[Point]] = field(default_factory=dict)
 
     def read(self) -> list[Point]:
         """Return the curve of the loss so far; empty without one."""
         left = MAX_READ
         for path in _event_files(self.folder):
-            file = self._files.setdefault(path, _File())
+            file = self._files.setdefault(path, _EventFile())
             if left > 0 and not file.ended:
                 left -= self._read_file(path, file, left)
         names = sorted(self._curves, key=_rank)
         return list(self._curves[names[0]]) if names else []
 
-    def _read_file(self, path: Path, file: _File, limit: int) -> int:
+    def _read_file(self, path: Path, file: _EventFile, limit: int) -> int:
         """Read what is new, and return how many bytes that was."""
         try:
             data = _read(path, file.offset, limit)

@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from fenka.core.units import MIB
 from fenka.dashboard.prometheus import NoPrometheus, Prometheus
+from fenka.views.board import WaitSums
 from tests.waiting import wait_until
 
 START = 1_767_225_600
@@ -134,3 +135,28 @@ async def test_prometheus_that_is_away_costs_a_sentence() -> None:
         assert (await asked.check()).startswith("Prometheus does not answer: ")
         shown = await asked.card("n", 0, 3600, START)
     assert shown.problem.startswith("Prometheus does not answer: ")
+
+
+async def test_waits_are_sums_of_a_day() -> None:
+    """12 requests waited for an hour together; why is what the gauge says on average."""
+    rows = {
+        "seconds_count": [{"metric": {}, "value": [1, "12.2"]}],
+        "seconds_sum": [{"metric": {}, "value": [1, "3660"]}],
+        "by (reason)": [{"metric": {"reason": "too little memory"}, "value": [1, "1.5"]}],
+    }
+
+    async def answer(request: web.Request) -> web.Response:
+        query = request.query["query"]
+        known = next((found for part, found in rows.items() if part in query), [])
+        return web.json_response({"status": "success", "data": {"result": known}})
+
+    app = web.Application()
+    app.router.add_get("/api/v1/query", answer)
+    async with TestServer(app) as server:
+        asked = Prometheus(str(server.make_url("")))
+        assert await asked.waits() == WaitSums(
+            12, mean_s=300.0, reasons=[("too little memory", 1.5)]
+        )
+        rows.clear()
+        assert await asked.waits() == WaitSums(0)
+    assert await Prometheus("http://127.0.0.1:9").waits() is None

@@ -603,3 +603,25 @@ def test_page_has_a_service_and_may_ask_who_looks_when_people_sign_in(auth: str)
     secrets = [volume["secret"]["secretName"] for volume in pod.get("volumes", ())]
     assert secrets == (["known"] if auth == "proxy" else [])
     assert ("--proxy-secret=/etc/fenka/proxy/secret" in container["args"]) == (auth == "proxy")
+
+
+@needs_helm
+def test_programs_send_spans_when_a_collector_is_named() -> None:
+    """The scheduler, the nodes and, by what is published, gateways of new services; otherwise none."""
+    for endpoint in ("", "http://collector:4318"):
+        objects = render(tracing={"endpoint": endpoint})
+        workloads = [
+            item
+            for item in objects
+            if item["metadata"]["name"] in ("fenka-scheduler", "fenka-node")
+        ]
+        arguments = [
+            pod_of(item)["containers"][0]["args"]
+            for item in workloads
+            if item["kind"] in ("Deployment", "DaemonSet")
+        ]
+        assert len(arguments) == 2
+        assert all(
+            ("--traces=http://collector:4318" in given) == bool(endpoint) for given in arguments
+        )
+        assert find(objects, "ConfigMap", "fenka")["data"].get("traces", "") == endpoint

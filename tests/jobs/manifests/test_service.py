@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,12 @@ def test_gateway_may_set_the_scale_of_the_versions_that_it_scales_only() -> None
         }
     ]
     assert all(set(rule["verbs"]) <= {"get", "list", "watch"} for rule in gateway_rules("bert", ()))
+
+
+def test_gateway_sends_spans_when_the_cluster_names_a_collector() -> None:
+    """Otherwise it has no such option, which an image of an earlier release would refuse."""
+    for traces, options in (("", []), ("http://c:4318", ["--traces=http://c:4318"])):
+        settings = replace(SETTINGS, traces=traces)
+        pod = render_gateway(CUSTOM, "team", settings)[0]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert [word for word in container["args"] if "traces" in word] == options

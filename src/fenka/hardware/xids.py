@@ -50,7 +50,8 @@ _LOG = logging.getLogger(__name__)
 
 RETRY_S = 4.0
 """After the driver was lost."""
-_LISTEN_MS = 1000
+_LISTEN_MS = 200
+"""The end of a program waits so long for its listener."""
 
 
 async def listen(

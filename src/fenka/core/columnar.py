@@ -42,6 +42,9 @@ from fenka.core.columns import (
 from fenka.core.evaluate import FILTERS, Fit, Policy, evaluate
 from fenka.core.gangs import request_size
 from fenka.core.inventory import DeviceId
+from fenka.core.policies.candidates import target_of
+from fenka.core.policies.node_scores import NodeScores
+from fenka.core.policies.scores import COLUMN_KEYS, Keys
 from fenka.core.reasons import ReasonCode
 from fenka.core.request import Request
 
@@ -182,7 +185,11 @@ class Judgement:
         self._replaced: list[tuple[Ints, Judgement]] = []
         self._cards = CardJudgement(columns, request, reserved)
         self.request, self.needs, self.card_fits = request, self._cards.needs, self._cards.fits
-        self.fits: Bools = _at_least(self.card_fits, columns.starts, request.cards)
+        self.fits: Bools = (
+            _at_least(self.card_fits, columns.starts, request.cards)
+            if request.cards
+            else np.array([node is not None for node in columns.nodes], np.bool_)
+        )
         self._lacks_cpu = self._lacks(CPU, CPU_USED, request.cpu_milli)
         self._lacks_memory = self._lacks(HOST_MEMORY, HOST_MEMORY_USED, request.host_memory_mib)
         for lacking in (self._lacks_cpu, self._lacks_memory):
@@ -210,6 +217,10 @@ class Judgement:
         """
         slots = slots[self.fits[slots]]
         most = most or slots.size
+        if policy in COLUMN_KEYS and slots.size:
+            keys = self._node_keys(policy, slots)
+            best_first: Ints = slots[np.lexsort((self.columns.ranks()[slots], *keys[::-1]))[:most]]
+            return best_first
         if policy not in _PREFERS_MOST:
             return self._order_by_definition(policy, slots)[:most]
         share = self._share(policy)[slots]
@@ -225,6 +236,12 @@ class Judgement:
         slots = np.flatnonzero(self.fits if among is None else self.fits & among)
         if not slots.size:
             return None
+        if policy in COLUMN_KEYS:
+            among = np.ones(slots.size, np.bool_)
+            for key in self._node_keys(policy, slots):
+                among &= key == key[among].min()
+            slots = slots[among]
+            return int(slots[self.columns.ranks()[slots].argmin()])
         if policy not in _PREFERS_MOST:
             return int(self._order_by_definition(policy, slots)[0])
         share = self._share(policy)[slots]
@@ -233,6 +250,20 @@ class Judgement:
             best = self._best_cards(policy, slots)
             slots = slots[best == best.min()]
         return int(slots[self.columns.ranks()[slots].argmin()])
+
+    def _node_keys(self, policy: Policy, slots: Ints) -> Keys:
+        """Return what sorts these slots, which fit: the first key decides first."""
+        on = NodeScores(self.columns, self.request, self.card_fits, slots, target_of(policy))
+        keys = COLUMN_KEYS[policy](on)
+        for replaced, judgement in self._replaced:
+            places = np.searchsorted(replaced, slots)
+            places[places == replaced.size] = 0
+            of_part = replaced[places] == slots
+            if of_part.any():
+                others = judgement._node_keys(policy, places[of_part])
+                for key, other in zip(keys, others, strict=True):
+                    key[of_part] = other
+        return keys
 
     def _order_by_definition(self, policy: Policy, slots: Ints) -> Ints:
         scores = []
@@ -289,6 +320,8 @@ class Judgement:
 
     def _best_cards(self, policy: Policy, slots: Ints) -> Ints:
         """Return the smallest key of the cards of each of these slots."""
+        if not self.request.cards:
+            return np.zeros(slots.size, np.int64)
         of_card = self.columns.cards[SLOT]
         if slots.size > self.fits.size // 8:
             best = np.minimum.reduceat(self._card_keys(policy), self.columns.starts)

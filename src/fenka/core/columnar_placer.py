@@ -160,7 +160,7 @@ class ColumnarPlacer:
         Most requests of a long queue fit no card at all. Placements only take room, so an older frontier errs
         on the side of True; a release removes all frontiers.
         """
-        if request.whole:
+        if request.whole or not request.cards:
             return True
         if request.cards > 1 and not self._enough_on_one_node(request):
             return False

@@ -58,6 +58,14 @@ class CardClass(NamedTuple):
     divided: bool = False
     drawn_mib: int = 0
 
+    @classmethod
+    def of(cls, node: Node, card: Card) -> Self:
+        """Return the class of a card of this node."""
+        return cls(
+            *(card.memory_mib, node.unit_mib, card.compute, card.model),
+            *(card.profile, card.divided, card.drawn_mib),
+        )
+
     def needs(self, request: Request) -> tuple[int, int, bool, bool]:
         """Return memory, compute, and whether model and kind are others: the definition decides.
 
@@ -122,11 +130,7 @@ class CardColumns:
 
     def class_of(self, node: Node, card: Card) -> int:
         """Return the number of the card's class, a new one if there is none."""
-        card_class = CardClass(
-            *(card.memory_mib, node.unit_mib, card.compute, card.model),
-            *(card.profile, card.divided, card.drawn_mib),
-        )
-        return self.classes.setdefault(card_class, len(self.classes))
+        return self.classes.setdefault(CardClass.of(node, card), len(self.classes))
 
 
 def amounts_of(usage: CardUsage) -> tuple[int, int, int, int]:

@@ -2,45 +2,23 @@
 
 The scheduler, the workstation's daemon, what-ifs and the simulator all call `evaluate`. No other module
 decides whether a request fits. To add a rule, write a filter and add it to FILTERS; to add a policy, write a
-score function and add it to SCORES.
+score function and add it to `policies.scores.SCORES`.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.policies.candidates import (
+    NO_CARD,
+    Candidate,
+    NodeCandidate,
+    target_of,
+)
+from fenka.core.policies.scores import CARD_SCORES, SCORES
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable, hint
 from fenka.core.request import Placement, Request, Slice
 from fenka.core.usage import CardUsage, EmptyUsage, UsageView
-
-
-class Candidate(NamedTuple):
-    """A card that is evaluated: what is allocated of it, and what the request would take."""
-
-    card: Card
-    usage: CardUsage
-    requested_mib: int | None
-    """None if the card has fewer units than requested; 0 for a request of compute alone."""
-    nominal_mib: int = 0
-    """The requested units times the unit, which a reason states for a card that has fewer units."""
-
-    @property
-    def free_mib(self) -> int:
-        """Return the free memory; 0 for an overcommitted card."""
-        return max(self.card.available_mib - self.usage.memory_mib, 0)
-
-    @property
-    def free_compute(self) -> int:
-        """Return the free compute in percent; 0 for an overcommitted card."""
-        return max(self.card.compute - self.usage.compute, 0)
-
-    @property
-    def free(self) -> tuple[int, int]:
-        """Return free memory and free compute; compute first for a request of compute alone."""
-        if self.requested_mib == 0:
-            return self.free_compute, self.free_mib
-        return self.free_mib, self.free_compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +41,6 @@ Verdict = Fit | NodeRejection
 
 Filter = Callable[[Candidate, Request], Reason | None]
 """Returns why a card does not fit, None if it does."""
-
-
-class NodeCandidate(NamedTuple):
-    """A node that is being scored: the request, and all its cards with what is allocated of them."""
-
-    node: Node
-    request: Request
-    cards: Sequence[Candidate]
-    free_share: float
-    """The free part of the cards that take slices, in memory; in compute for a request of compute alone."""
-
-
-ScoreFunction = Callable[[NodeCandidate, Candidate], tuple[float, ...]]
-"""Returns what sorts nodes, and the cards of a node: the smallest is the best."""
 
 
 def _unhealthy(candidate: Candidate, _: Request) -> Reason | None:
@@ -152,19 +116,6 @@ FILTERS: dict[ReasonCode, Filter] = {
 """By their reason. The first that rejects a card gives the card's reason."""
 
 
-def _binpack(on: NodeCandidate, card: Candidate) -> tuple[float, ...]:
-    return on.free_share, *card.free, card.card.rank
-
-
-def _spread(on: NodeCandidate, card: Candidate) -> tuple[float, ...]:
-    first, second = card.free
-    return -on.free_share, -first, -second, card.card.rank
-
-
-SCORES: dict[str, ScoreFunction] = {"binpack": _binpack, "spread": _spread}
-"""binpack: the fullest node, and on it gpushare's card, the one with the smallest sufficient free memory;
-ties go to less free compute, then to the lowest index. spread: the reverse, ties to the lowest index."""
-
 Policy = str
 
 
@@ -187,8 +138,7 @@ def evaluate(
     Raises:
         KeyError: for an unknown policy.
     """
-    score = SCORES[policy]
-    return [_evaluate_node(view, request, score, node, reserved) for node in nodes]
+    return [_evaluate_node(view, request, policy, node, reserved) for node in nodes]
 
 
 def place(
@@ -251,7 +201,7 @@ def restored(node: Node) -> Node:
 def _evaluate_node(
     view: UsageView,
     request: Request,
-    score: ScoreFunction,
+    policy: Policy,
     node: Node,
     reserved: Collection[DeviceId],
 ) -> Verdict:
@@ -260,24 +210,28 @@ def _evaluate_node(
         for card in node.cards
     ]
     reasons = [_first_reason(candidate, request, reserved) for candidate in candidates]
-    fitting = [
-        candidate for candidate, reason in zip(candidates, reasons, strict=True) if reason is None
-    ]
-    shortage = _shortage(view, request, node, len(fitting))
+    positions = [position for position, reason in enumerate(reasons) if reason is None]
+    shortage = _shortage(view, request, node, len(positions))
     if shortage is not None:
         reasons_of_all = [
             reason or Reason(shortage[0], candidate.card.index, *shortage[1:])
             for candidate, reason in zip(candidates, reasons, strict=True)
         ]
         return NodeRejection(node.name, tuple(reasons_of_all))
-    on = NodeCandidate(node, request, candidates, _free_share(request, candidates))
-    card_score = SCORES[node.card_policy] if node.card_policy else score
-    fitting.sort(key=lambda card: card_score(on, card))
+    on = NodeCandidate(
+        *(node, request, candidates, _free_share(request, candidates), positions),
+        None if node.cpu_milli is None else max(node.cpu_milli - view.host_usage(node.name)[0], 0),
+        target_of(policy),
+    )
+    score, name = SCORES[policy], node.card_policy or policy
+    own = CARD_SCORES.get(name) or SCORES[name]
+    fitting = [candidates[position] for position in positions] if request.cards else [NO_CARD]
+    fitting.sort(key=lambda card: (own(on, card), card.card.rank))
     return Fit(
         node.name,
         min(score(on, card) for card in fitting) if node.card_policy else score(on, fitting[0]),
         _placement(request, node, fitting[: request.cards]),
-        tuple(candidate.card for candidate in fitting),
+        tuple(card.card for card in fitting[: len(positions)]),
     )
 
 

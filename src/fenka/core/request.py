@@ -82,7 +82,7 @@ class PercentOfCard(Memory):
 
 @value_class(frozen=True, slots=True)
 class Request:
-    """Slices of equal size on `cards` different cards of one node, or whole cards.
+    """Slices of equal size on `cards` different cards of one node, or whole cards; of 0 cards, its host alone.
 
     Attributes:
         memory: per card; None for a request of compute alone, and for whole cards.
@@ -108,7 +108,7 @@ class Request:
     instance: str = ""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.cards <= MAX_CARDS:
+        if not self.of_host_alone and not 1 <= self.cards <= MAX_CARDS:
             raise InvalidRequest(f"the number of cards must be 1 to {MAX_CARDS}, not {self.cards}")
         if not 0 <= self.compute <= 100:
             raise InvalidRequest(
@@ -122,8 +122,14 @@ class Request:
             raise InvalidRequest(
                 "a whole card comes with all its memory and compute: ask for neither"
             )
-        if not self.whole and self.memory is None and not self.compute:
+        if self.cards and not self.whole and self.memory is None and not self.compute:
             raise InvalidRequest("ask for GPU memory, for compute, or for whole cards")
+
+    @property
+    def of_host_alone(self) -> bool:
+        """Whether it is for CPU or memory of a host, beside its cards."""
+        of_cards = self.cards or self.whole or self.memory is not None or self.compute
+        return not of_cards and bool(self.cpu_milli or self.host_memory_mib)
 
     def is_for(self, profile: str, *, divided: bool) -> bool:
         """Return whether it is for instances of this profile; for an empty one, for cards."""

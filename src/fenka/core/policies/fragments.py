@@ -1,0 +1,132 @@
+"""Fragmentation gradient descent (FGD): place where the least free capacity becomes useless to others.
+
+Source: Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
+Descent", USENIX ATC 2023. Amounts are thousandths of a card, weights are integers, so that the plain and the
+columnar form compute the same numbers.
+"""
+
+from collections.abc import Sequence
+from math import exp
+
+import numpy as np
+
+from fenka.core.columns import CLASS, SLOT, CardClass, Ints
+from fenka.core.policies import levels
+from fenka.core.policies.candidates import Candidate, NodeCandidate, Score
+from fenka.core.policies.node_scores import MAX_KNOWN, NodeScores
+from fenka.core.policies.workload import Workload
+from fenka.core.request import Request
+
+Levels = Sequence[tuple[CardClass, int]]
+
+
+class Fragments:
+    """Computes how much of a node's free capacity typical requests cannot use."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.requests = [typical.request for typical in workload]
+        self.weights = np.array([typical.weight for typical in workload], np.int64)
+        self.cards = np.array([request.cards for request in self.requests], np.int64)
+        self.cpu = np.array([request.cpu_milli for request in self.requests], np.int64)
+        self.total = max(int(self.weights.sum()), 1)
+        self._rows = list(
+            zip(self.weights.tolist(), self.cards.tolist(), self.cpu.tolist(), strict=True)
+        )
+        self._needs: dict[CardClass, tuple[int, ...]] = {}
+        self._known: dict[tuple[int, tuple[tuple[CardClass, int], ...]], int] = {}
+        self._scores: dict[Request, dict[int, int]] = {}
+
+    def needs(self, card_class: CardClass) -> tuple[int, ...]:
+        """Return what each typical request takes of a card of this class."""
+        if card_class not in self._needs:
+            self._needs[card_class] = tuple(
+                levels.need(card_class, request) if request.cards else levels.UNUSABLE
+                for request in self.requests
+            )
+        return self._needs[card_class]
+
+    def fragment(self, cpu: int, cards: Levels) -> int:
+        """Return the free capacity that typical requests cannot use, times the sum of the weights."""
+        state = cpu, tuple(sorted(cards))
+        if state not in self._known:
+            if len(self._known) > MAX_KNOWN:
+                self._known.clear()
+            self._known[state] = self._fragment(*state)
+        return self._known[state]
+
+    def _fragment(self, cpu: int, cards: Levels) -> int:
+        free = sum(level for _, level in cards)
+        by_card = [(level, self.needs(card_class)) for card_class, level in cards if level]
+        sum_of_all = 0
+        for number, (weight, count, needed_cpu) in enumerate(self._rows):
+            usable = [level for level, needs in by_card if level >= needs[number]]
+            runs = count and len(usable) >= count and cpu >= needed_cpu
+            sum_of_all += weight * (free - sum(usable) if runs else free)
+        return sum_of_all
+
+    def score(self, gained: int) -> int:
+        """Return FGD's score, 0 to 100, for a reduction of the fragment."""
+        return int(100 / (1 + exp(-gained / self.total / levels.FULL)))
+
+    # ---- the columnar twin ----
+
+    def node_scores(self, on: NodeScores) -> Ints:
+        """Return the score of the best card of each slot."""
+        known = self._scores.setdefault(on.request, {})
+        return on.by_state(known, lambda slots: self._slot_scores(on.part(slots)))
+
+    def _slot_scores(self, on: NodeScores) -> Ints:
+        columns, starts = on.columns, on.columns.starts
+        of_slot, classes = columns.cards[SLOT], columns.cards[CLASS]
+        needs = np.array([self.needs(card_class) for card_class in columns.classes])[classes]
+        before, after = self._usable(on.levels, needs), self._usable(on.left(), needs)
+        cpu_after = np.maximum(on.cpu - on.request.cpu_milli, 0)
+        sums = [np.add.reduceat(amounts, starts) for amounts in before]
+        was = self._sum(*sums, on.cpu)
+        if not on.one_card:
+            return self._rounded(
+                was - self._sum(*(np.add.reduceat(amounts, starts) for amounts in after), cpu_after)
+            )
+        changes = (new - old for new, old in zip(after, before, strict=True))
+        sums = [of_node[of_slot] + change for of_node, change in zip(sums, changes, strict=True)]
+        gained = was[of_slot] - self._sum(*sums, cpu_after[of_slot])
+        scores = np.where(on.card_fits, self._rounded(gained), -1)
+        best: Ints = np.maximum.reduceat(scores, starts)
+        return best
+
+    @staticmethod
+    def _usable(free: Ints, needs: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return for each card and request whether it is usable, then how much of it, and what is free."""
+        usable = (free[:, None] >= needs).astype(np.int64)
+        return usable, usable * free[:, None], free
+
+    def _sum(self, count: Ints, of_usable: Ints, total: Ints, cpu: Ints) -> Ints:
+        """Return the fragments of nodes, of which each has a row."""
+        runs = (self.cards > 0) & (count >= self.cards) & (cpu[:, None] >= self.cpu)
+        sums: Ints = (total[:, None] - np.where(runs, of_usable, 0)) @ self.weights
+        return sums
+
+    def _rounded(self, gained: Ints) -> Ints:
+        scores = 100 / (1 + np.exp(-gained / self.total / levels.FULL))
+        rounded: Ints = scores.astype(np.int64)
+        return rounded
+
+
+def plain_score(on: NodeCandidate, card: Candidate) -> Score:
+    """Return the negative of FGD's score of placing on this card."""
+    if on.target is None or not on.target.workload:
+        return (0,)
+    fragments, before = on.target.fragments, levels.levels(on)
+    cpu = levels.free_cpu(on)
+    after = levels.changed(on, card, before)
+    gained = fragments.fragment(cpu, before) - fragments.fragment(
+        max(cpu - on.request.cpu_milli, 0), after
+    )
+    return (-fragments.score(gained),)
+
+
+def column_keys(on: NodeScores) -> tuple[Ints, ...]:
+    """Return the twin of `plain_score` for all slots."""
+    if on.target is None or not on.target.workload:
+        return ()
+    return (-on.target.fragments.node_scores(on),)

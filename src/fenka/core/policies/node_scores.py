@@ -1,0 +1,125 @@
+"""What the columnar form of a policy scores: all nodes that fit a request."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fenka.core.columns import CLASS, SLOT, Bools, Ints, NodeColumns
+from fenka.core.policies import levels
+from fenka.core.request import Request
+
+if TYPE_CHECKING:
+    from fenka.core.policies.target import Target
+
+MAX_KNOWN = 200_000
+"""Results that are remembered, at most."""
+
+
+class NodeScores:
+    """Nodes that fit a request, before they are ordered.
+
+    Attributes:
+        card_fits: bool, by card: whether the card fits by itself.
+        slots: those of the nodes that fit.
+    """
+
+    def __init__(
+        self,
+        columns: NodeColumns,
+        request: Request,
+        card_fits: Bools,
+        slots: Ints,
+        target: "Target | None",
+    ) -> None:
+        self.columns, self.request, self.slots = columns, request, slots
+        self.card_fits, self.target = card_fits, target
+
+    @cached_property
+    def levels(self) -> Ints:
+        """The free part of each card, in thousandths."""
+        return levels.column_levels(self.columns)
+
+    @cached_property
+    def cpu(self) -> Ints:
+        """The free CPU of each of the slots."""
+        return levels.host_cpu(self.columns)[self.slots]
+
+    @property
+    def one_card(self) -> bool:
+        """Whether the request is for a part of one card, so that the choice of the card matters."""
+        return self.request.cards == 1 and not self.request.whole
+
+    def left(self) -> Ints:
+        """Return the level of each card after placing: on this card, or on the first that fit for several."""
+        columns, request = self.columns, self.request
+        taken = self.card_fits
+        if not self.one_card:
+            places = taken.cumsum()
+            places = places - (places - taken)[columns.starts][columns.cards[SLOT]]
+            taken = taken & (places <= request.cards)
+        needs = [levels.need(card_class, request) for card_class in columns.classes] or [0]
+        needed = np.array(needs, np.int64)[columns.cards[CLASS]]
+        left: Ints = np.where(taken, np.maximum(self.levels - needed, 0), self.levels)
+        return left
+
+    def part(self, slots: Ints) -> "NodeScores":
+        """Return the same for some of the slots, with columns of these alone."""
+        part = self.columns.part(slots)
+        return NodeScores(
+            *(part, self.request, self.card_fits[part.columns]),
+            *(np.arange(slots.size), self.target),
+        )
+
+    def by_state(self, known: dict[int, int], score: Callable[[Ints], Ints]) -> Ints:
+        """Return a score of each of the slots, which is computed once for nodes of equal state.
+
+        Args:
+            known: scores by state, to which those are added that are computed.
+            score: computes those of some slots.
+        """
+        if len(known) > MAX_KNOWN:
+            known.clear()
+        states, first, of_slot = np.unique(self.states(), return_index=True, return_inverse=True)
+        names = states.tolist()
+        missing = [place for place, state in enumerate(names) if state not in known]
+        if missing:
+            scores = score(self.slots[first[missing]]).tolist()
+            known.update(zip([names[place] for place in missing], scores, strict=True))
+        of_state = np.array([known[state] for state in names], np.int64)
+        found: Ints = of_state[of_slot]
+        return found
+
+    def by_slot(self, of_cards: Ints | Bools) -> Ints:
+        """Return the sum over the cards of each of the slots."""
+        sums = np.add.reduceat(of_cards, self.columns.starts, dtype=np.int64)
+        found: Ints = sums[self.slots]
+        return found
+
+    def states(self) -> Ints:
+        """Return a number for each slot, which is equal for nodes of equal cards, levels and free CPU.
+
+        Each number is the sum of scrambled numbers of the cards, so the order of equal cards does not matter.
+        """
+        numbers = np.array([_scrambled_class(card_class) for card_class in self.columns.classes])
+        if not numbers.size:
+            return np.zeros(self.slots.size, np.int64)
+        of_card = numbers[self.columns.cards[CLASS]] + (self.levels << 1) + self.card_fits
+        # Without the columns of nodes that have gone.
+        of_card = np.where(self.columns.exists, _scrambled(of_card), 0)
+        return self.by_slot(of_card) + _scrambled(self.cpu)
+
+
+def _scrambled_class(card_class: object) -> int:
+    return (hash(card_class) & ((1 << 48) - 1)) << 12
+
+
+def _scrambled(numbers: Ints) -> Ints:
+    """Return 64 bits for each number that look random: the finalizer of the generator SplitMix64."""
+    mixed = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    found: Ints = mixed.view(np.int64)
+    return found

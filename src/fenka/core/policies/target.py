@@ -1,0 +1,28 @@
+"""What policies know of the expected workload: fragments and prices, computed from it."""
+
+from fenka.core.columns import NodeColumns
+from fenka.core.policies.fragments import Fragments
+from fenka.core.policies.prices import Prices
+from fenka.core.policies.workload import Workload
+
+
+class Target:
+    """The expected workload, and what is computed from it.
+
+    Attributes:
+        turn: the number of the request that is placed, from which the random policy draws.
+    """
+
+    def __init__(self, workload: Workload, seed: int = 0) -> None:
+        """seed: of the random policy."""
+        self.turn, self.seed = 0, seed
+        self.expect(workload)
+
+    def expect(self, workload: Workload) -> None:
+        """Expect another workload from now on."""
+        self.workload = workload
+        self.fragments, self.prices = Fragments(workload), Prices(workload)
+
+    def price(self, columns: NodeColumns, steps: int) -> None:
+        """Improve the prices for what these nodes have free now. steps: how often they are corrected."""
+        self.prices.improve(columns, steps)

@@ -116,7 +116,7 @@ ADMIN: Groups = {
     ),
     "Simulate": (
         Command("sim", "admin.sim:app", "Operate simulated cards and nodes."),
-        Command("simulate", "admin.autoscaler", "Say which pods would start on further nodes."),
+        Command("simulate", "admin.simulate", "Replay a trace, or try further nodes on paper."),
     ),
     "Programs of the chart": (
         Command("scheduler", "admin.programs", "Serve kube-scheduler as its extender."),

@@ -226,7 +226,8 @@ def _evaluate_node(
     score, name = SCORES[policy], node.card_policy or policy
     own = CARD_SCORES.get(name) or SCORES[name]
     fitting = [candidates[position] for position in positions] if request.cards else [NO_CARD]
-    fitting.sort(key=lambda card: (own(on, card), card.card.rank))
+    if len(fitting) > 1:
+        fitting.sort(key=lambda card: (own(on, card), card.card.rank))
     return Fit(
         node.name,
         min(score(on, card) for card in fitting) if node.card_policy else score(on, fitting[0]),

@@ -8,19 +8,19 @@ from zlib import crc32
 
 import numpy as np
 
-from fenka.core.columns import CLASS, HOLDERS, WHOLE, Ints
+from fenka.core.columns import CLASS, HOLDERS, WHOLE, CardClass, Ints
 from fenka.core.policies import levels
-from fenka.core.policies.candidates import Candidate, NodeCandidate, Score
+from fenka.core.policies.candidates import FULL, Candidate, NodeCandidate, Score
 from fenka.core.policies.node_scores import NodeScores
 
-LARGEST_CPU, LARGEST_CARDS = 128_000, 8 * levels.FULL
+LARGEST_CPU, LARGEST_CARDS = 128_000, 8 * FULL
 POINTS = 100
 """The scores of these policies are whole numbers up to this one."""
 
 
 def tightest_card(on: NodeCandidate, card: Candidate) -> Score:
     """Order the cards of a node by what is free, the least first."""
-    return (levels.level(card),)
+    return (card.level,)
 
 
 def _needed(on: NodeCandidate) -> int:
@@ -28,7 +28,7 @@ def _needed(on: NodeCandidate) -> int:
     if not on.request.cards:
         return 0
     first = on.cards[on.fitting[0]]
-    return on.request.cards * levels.need(levels.CardClass.of(on.node, first.card), on.request)
+    return on.request.cards * levels.need(CardClass.of(on.node, first.card), on.request)
 
 
 def _needed_of_slots(on: NodeScores) -> Ints:
@@ -45,7 +45,7 @@ def _needed_of_slots(on: NodeScores) -> Ints:
 def best_fit(on: NodeCandidate, card: Candidate) -> Score:
     """The node on which the least CPU and cards stay free."""
     cpu = (levels.free_cpu(on) - on.request.cpu_milli) / LARGEST_CPU
-    free = (sum(level for _, level in levels.levels(on)) - _needed(on)) / LARGEST_CARDS
+    free = (on.free_cards - _needed(on)) / LARGEST_CARDS
     return (-int(POINTS * (1 - (0.5 * cpu + 0.5 * free)) // 1),)
 
 
@@ -59,7 +59,7 @@ def best_fit_keys(on: NodeScores) -> tuple[Ints, ...]:
 def dot_product(on: NodeCandidate, card: Candidate) -> Score:
     """The node whose free amounts are the least similar to the request (DotProd, after Tetris)."""
     cpu = levels.free_cpu(on) / LARGEST_CPU * (on.request.cpu_milli / LARGEST_CPU)
-    free = sum(level for _, level in levels.levels(on))
+    free = on.free_cards
     cards = free / LARGEST_CARDS * (_needed(on) / LARGEST_CARDS)
     return (-int(POINTS * (1 - (cpu + cards) / 2) // 1),)
 
@@ -76,9 +76,9 @@ def packing(on: NodeCandidate, card: Candidate) -> Score:
     """Cards in use first, then idle cards of nodes in use, then idle nodes (GpuPacking)."""
     if not on.request.cards:
         return (0,)
-    idle = sum(level == levels.FULL for _, level in levels.levels(on))
+    idle = sum(level == FULL for _, level in on.levels)
     if card.usage.holders:
-        return (-(100 - levels.level(card) * 10 // levels.FULL),)
+        return (-(100 - card.level * 10 // FULL),)
     return (-(50 - idle if any(other.usage.holders for other in on.cards) else 33 - idle),)
 
 
@@ -87,9 +87,9 @@ def packing_keys(on: NodeScores) -> tuple[Ints, ...]:
     if not on.request.cards:
         return ()
     holders = on.columns.usage[HOLDERS] > 0
-    idle, used = on.by_slot(on.levels == levels.FULL), on.by_slot(holders)
+    idle, used = on.by_slot(on.levels == FULL), on.by_slot(holders)
     of_nodes = np.where(used > 0, 50, 33) - idle
-    shared = np.where(on.card_fits & holders, 100 - on.levels * 10 // levels.FULL, -1)
+    shared = np.where(on.card_fits & holders, 100 - on.levels * 10 // FULL, -1)
     best = np.maximum.reduceat(shared, on.columns.starts)[on.slots]
     return (-np.where(best >= 0, best, of_nodes),)
 
@@ -101,7 +101,7 @@ def clustering(on: NodeCandidate, card: Candidate) -> Score:
     whole = sum(other.usage.whole > 0 for other in on.cards)
     slices = sum(other.usage.holders > 0 for other in on.cards) - whole
     same, other = (whole, slices) if on.request.whole else (slices, whole)
-    free = sum(level for _, level in levels.levels(on))
+    free = on.free_cards
     tier = (75 if not other else 50) if same else (0 if other else 25)
     return (-(tier + 25 * (LARGEST_CARDS - free) // LARGEST_CARDS),)
 

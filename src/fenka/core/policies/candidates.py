@@ -1,14 +1,20 @@
 """What a policy scores: a node and its cards, with their usage, for a request."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from fenka.core.columns import CardClass
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import Request
 from fenka.core.usage import NO_USAGE, CardUsage
 
 if TYPE_CHECKING:
     from fenka.core.policies.target import Target
+
+FULL = 1000
+"""The level of an idle card."""
 
 
 class Candidate(NamedTuple):
@@ -38,12 +44,23 @@ class Candidate(NamedTuple):
             return self.free_compute, self.free_mib
         return self.free_mib, self.free_compute
 
+    @property
+    def level(self) -> int:
+        """Return what is free, in thousandths; less than FULL if it is not idle, 0 if it takes no slices."""
+        card, usage = self.card, self.usage
+        if not card.open:
+            return 0
+        memory = self.free_mib * FULL // card.memory_mib if card.memory_mib else FULL
+        compute = self.free_compute * FULL // max(card.compute, 1)
+        return min(memory, compute, FULL - bool(usage.holders))
+
 
 NO_CARD = Candidate(Card(0, DeviceId(""), "", 0, compute=0), NO_USAGE, 0)
 """Stands for the card of a request that takes none."""
 
 
-class NodeCandidate(NamedTuple):
+@dataclass(eq=False)
+class NodeCandidate:
     """A node that is being scored: the request, and all its cards with what is allocated of them.
 
     Attributes:
@@ -62,6 +79,26 @@ class NodeCandidate(NamedTuple):
     cpu_milli: int | None = None
     target: "Target | None" = None
 
+    @cached_property
+    def levels(self) -> list[tuple[CardClass, int]]:
+        """The class and the level of each card."""
+        return [(CardClass.of(self.node, card.card), card.level) for card in self.cards]
+
+    @cached_property
+    def scores(self) -> dict[tuple[object, CardClass, int], tuple[float, ...]]:
+        """The scores of cards by policy, class and level, where policies remember them."""
+        return {}
+
+    @property
+    def one_card(self) -> bool:
+        """Whether the request is for a part of one card, so that the choice of the card matters."""
+        return self.request.cards == 1 and not self.request.whole
+
+    @cached_property
+    def free_cards(self) -> int:
+        """The sum of the levels."""
+        return sum(level for _, level in self.levels)
+
 
 Score = tuple[float, ...]
 ScoreFunction = Callable[[NodeCandidate, Candidate], Score]
@@ -79,6 +116,23 @@ class TargetPolicy(str):
         policy = super().__new__(cls, name)
         policy.target = target
         return policy
+
+
+_ANY = CardClass(0, 0, 0, ""), 0
+
+
+def by_level(score: ScoreFunction) -> ScoreFunction:
+    """Return the same score, computed once for the cards of a node that are of equal class and level."""
+
+    def remembered(on: NodeCandidate, card: Candidate) -> Score:
+        # For several cards, or for none, the score does not depend on the card.
+        kind, level = (CardClass.of(on.node, card.card), card.level) if on.one_card else _ANY
+        key = score, kind, level
+        if key not in on.scores:
+            on.scores[key] = score(on, card)
+        return on.scores[key]
+
+    return remembered
 
 
 def target_of(policy: str) -> "Target | None":

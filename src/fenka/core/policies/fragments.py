@@ -12,7 +12,7 @@ import numpy as np
 
 from fenka.core.columns import CLASS, SLOT, CardClass, Ints
 from fenka.core.policies import levels
-from fenka.core.policies.candidates import Candidate, NodeCandidate, Score
+from fenka.core.policies.candidates import FULL, Candidate, NodeCandidate, Score, by_level
 from fenka.core.policies.node_scores import MAX_KNOWN, NodeScores
 from fenka.core.policies.workload import Workload
 from fenka.core.request import Request
@@ -66,7 +66,7 @@ class Fragments:
 
     def score(self, gained: int) -> int:
         """Return FGD's score, 0 to 100, for a reduction of the fragment."""
-        return int(100 / (1 + exp(-gained / self.total / levels.FULL)))
+        return int(100 / (1 + exp(-gained / self.total / FULL)))
 
     # ---- the columnar twin ----
 
@@ -107,18 +107,19 @@ class Fragments:
         return sums
 
     def _rounded(self, gained: Ints) -> Ints:
-        scores = 100 / (1 + np.exp(-gained / self.total / levels.FULL))
+        scores = 100 / (1 + np.exp(-gained / self.total / FULL))
         rounded: Ints = scores.astype(np.int64)
         return rounded
 
 
+@by_level
 def plain_score(on: NodeCandidate, card: Candidate) -> Score:
     """Return the negative of FGD's score of placing on this card."""
     if on.target is None or not on.target.workload:
         return (0,)
-    fragments, before = on.target.fragments, levels.levels(on)
+    fragments, before = on.target.fragments, on.levels
     cpu = levels.free_cpu(on)
-    after = levels.changed(on, card, before)
+    after = levels.changed(on, card)
     gained = fragments.fragment(cpu, before) - fragments.fragment(
         max(cpu - on.request.cpu_milli, 0), after
     )

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fenka.core.columns import CLASS, SLOT, CardClass, Ints, NodeColumns
 from fenka.core.policies import levels
-from fenka.core.policies.candidates import Candidate, NodeCandidate, Score
+from fenka.core.policies.candidates import FULL, Candidate, NodeCandidate, Score, by_level
 from fenka.core.policies.node_scores import NodeScores
 from fenka.core.policies.workload import Workload
 from fenka.core.request import Request
@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 
 PARTS = 100
 """Free parts of a card are valued in hundredths."""
-UNIT = levels.FULL // PARTS
+UNIT = FULL // PARTS
 CPU_PRICES = np.array([0, 4, 10, 20, 35, 60, 100, 200], np.int64)
 """Thousandths of a card for 1,000 thousandths of a core. A whole G2 card with 12 cores costs 83 of them."""
 SCALE = 1000
@@ -42,7 +42,7 @@ STEP, FIRST_STEP, DECAY = 0.025, 0.1, 50
 """Corrections are this part of the possible price; the first ones are larger at first."""
 CAUTION = 0.9
 """The first prices, compared with what a request takes."""
-RANK_CPU, RANK_CARD = 128_000, 8 * levels.FULL
+RANK_CPU, RANK_CARD = 128_000, 8 * FULL
 """Of equal nodes the fuller one is taken; CPU and cards are compared with the largest nodes'."""
 
 
@@ -63,14 +63,9 @@ class Prices:
         requests = [typical.request for typical in self.workload]
         # Slices on several cards count as so many requests; whole cards are looked for together.
         self._together = np.array([request.cards if request.whole else 1 for request in requests])
-        self._often = self._often * [
-            1 if request.whole else request.cards for request in requests
-        ]
+        self._often = self._often * [1 if request.whole else request.cards for request in requests]
         self._cpu = np.array(
-            [
-                request.cpu_milli / (1 if request.whole else request.cards)
-                for request in requests
-            ]
+            [request.cpu_milli / (1 if request.whole else request.cards) for request in requests]
         )
         self.classes: dict[CardClass, int] = {}
         self._taken = np.zeros((0, len(requests)), np.int64)
@@ -94,7 +89,9 @@ class Prices:
         idle = min(sum(part == PARTS for _, part in known), self._idle - 1)
         together = self._more[rows[0][0]][idle]
         return min(
-            price * cpu + together[number] + sum(self._values[row][part][number] for row, part in known)
+            price * cpu
+            + together[number]
+            + sum(self._values[row][part][number] for row, part in known)
             for number, price in enumerate(CPU_PRICES.tolist())
         )
 
@@ -177,9 +174,7 @@ class Prices:
         classes = len(self.classes)
         best = np.zeros((classes, most_cards + 1, CPU_PRICES.size))
         self._first = np.full((classes, most_cards + 1, CPU_PRICES.size), -1)
-        several = [
-            (number, int(cards)) for number, cards in enumerate(self._together) if cards > 1
-        ]
+        several = [(number, int(cards)) for number, cards in enumerate(self._together) if cards > 1]
         for idle in range(1, most_cards + 1):
             best[:, idle] = best[:, idle - 1] + values[:, PARTS]
             for number, cards in several:
@@ -200,7 +195,7 @@ class Prices:
         parts = free // UNIT
         of_node = self.node_sums(columns, rows, parts).argmin(axis=1)
         of_card = of_node[columns.cards[SLOT]]
-        idle_cards = (free == levels.FULL) & (rows >= 0)
+        idle_cards = (free == FULL) & (rows >= 0)
         used = (rows >= 0) & (parts > 0) & ~idle_cards
         shape = len(self.classes), PARTS + 1, prices
         flow = np.zeros(shape)
@@ -237,7 +232,6 @@ class Prices:
         known = [self.classes.get(card_class, -1) for card_class in columns.classes] or [-1]
         return np.array(known, np.int64)[columns.cards[CLASS]]
 
-
     # ---- the columnar twin ----
 
     def node_sums(self, columns: NodeColumns, rows: Ints, parts: Ints) -> Ints:
@@ -272,9 +266,9 @@ class Prices:
         change = np.where(
             known, self.values[rows, after // UNIT] - self.values[rows, before // UNIT], 0
         )
-        was_idle = (before == levels.FULL) & (rows >= 0)
+        was_idle = (before == FULL) & (rows >= 0)
         idle = np.add.reduceat(was_idle, columns.starts, dtype=np.int64)[of_card]
-        idle_after = idle - (was_idle & (after < levels.FULL))
+        idle_after = idle - (was_idle & (after < FULL))
         first = rows[columns.starts][of_card]
         change += self.more[first, np.minimum(idle_after, self._idle - 1)]
         change -= self.more[first, np.minimum(idle, self._idle - 1)]
@@ -290,13 +284,14 @@ class Prices:
         return rounded
 
 
+@by_level
 def plain_score(on: NodeCandidate, card: Candidate) -> Score:
     """Return what the node loses in value, in thousandths of a card, then how empty it is."""
-    cpu, before = levels.free_cpu(on), levels.levels(on)
-    free = cpu / RANK_CPU + sum(level for _, level in before) / RANK_CARD
+    cpu, before = levels.free_cpu(on), on.levels
+    free = cpu / RANK_CPU + on.free_cards / RANK_CARD
     if on.target is None or not on.target.prices.classes:
         return 0, free
-    prices, after = on.target.prices, levels.changed(on, card, before)
+    prices, after = on.target.prices, levels.changed(on, card)
     lost = prices.value(cpu, before) - prices.value(max(cpu - on.request.cpu_milli, 0), after)
     return (lost + SCALE // 2) // SCALE, free
 

@@ -5,6 +5,9 @@ from fenka.core.policies.fragments import Fragments
 from fenka.core.policies.prices import Prices
 from fenka.core.policies.workload import Workload
 
+PRICED_EVERY = 20
+"""Prices are corrected after this number of requests."""
+
 
 class Target:
     """The expected workload, and what is computed from it.
@@ -23,6 +26,8 @@ class Target:
         self.workload = workload
         self.fragments, self.prices = Fragments(workload), Prices(workload)
 
-    def price(self, columns: NodeColumns, steps: int) -> None:
-        """Improve the prices for what these nodes have free now. steps: how often they are corrected."""
-        self.prices.improve(columns, steps)
+    def next(self, columns: NodeColumns, policy: str) -> None:
+        """Prepare for the next request, which this policy places on these nodes."""
+        if policy == "bid-price" and self.turn % PRICED_EVERY == 0:
+            self.prices.improve(columns, steps=1)
+        self.turn += 1

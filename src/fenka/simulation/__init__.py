@@ -1,0 +1,1 @@
+"""Replays traces of pods on paper, over the same core that runs live."""

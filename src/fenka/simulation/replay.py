@@ -1,0 +1,113 @@
+"""Replays arrivals on a virtual cluster: pods arrive one by one and stay, as FGD's authors measure.
+
+The pods are placed by `core.columnar_placer`, which also serves the queue of a live cluster.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fenka.core.columnar import Judgement
+from fenka.core.columnar_placer import ColumnarPlacer
+from fenka.core.columns import Columns
+from fenka.core.evaluate import Policy
+from fenka.core.inventory import Node
+from fenka.core.policies.candidates import FULL, TargetPolicy
+from fenka.core.policies.target import Target
+from fenka.core.policies.workload import kind, typical
+from fenka.core.request import Placement
+from fenka.simulation.trace import Trace, TracePod
+
+LOADS = (80, 90, 95, 100, 110, 120, 130)
+"""Percent of all cards that have been requested, at which the allocation is reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a replay shows.
+
+    Attributes:
+        allocation: percent of all cards, by percent of all cards that had been requested, rounded.
+        refused: pods that no node had room for.
+        refused_though_fitting: pods that were refused although a node had room.
+        first_refusal: percent of all cards that had been requested at the first refusal, None without one.
+    """
+
+    allocation: dict[int, float]
+    refused: int
+    refused_though_fitting: int
+    first_refusal: float | None
+
+
+def replay(  # noqa: PLR0913, PLR0917
+    trace: Trace,
+    nodes: Sequence[Node],
+    arrivals: Sequence[TracePod],
+    policy: Policy,
+    look_ahead: int = 1,
+    seed: int = 0,
+    progress: Callable[[int], object] = lambda _: None,
+) -> Outcome:
+    """Place the pods as they arrive.
+
+    Args:
+        trace: its pods are the expected workload.
+        nodes: the trace's, as they are named for ties.
+        arrivals: the pods in their order.
+        policy: a name in SCORES.
+        look_ahead: this number of pods is waited for, then they are placed, the largest first.
+        seed: of the random policy.
+        progress: called with the number of pods that have arrived.
+    """
+    target = Target(typical(Counter(kind(pod.request) for pod in trace.pods)), seed)
+    cluster = _Cluster(nodes, TargetPolicy(policy, target))
+    requested = 0
+    sums, counts = Counter[int](), Counter[int]()
+    first_refusal = None
+    for number, batch in enumerate(_batches(arrivals, look_ahead)):
+        requested += sum(pod.parts for pod in batch)
+        for pod in sorted(batch, key=lambda pod: pod.parts, reverse=True):
+            cluster.place(pod)
+        if cluster.refused and first_refusal is None:
+            first_refusal = 100 * requested / trace.parts
+        load = round(100 * requested / trace.parts)
+        sums[load] += cluster.allocated
+        counts[load] += trace.parts
+        if number % 100 == 0:
+            progress(number * max(look_ahead, 1))
+    return Outcome(
+        {load: 100 * sums[load] / counts[load] for load in sums},
+        cluster.refused,
+        cluster.refused_though_fitting,
+        first_refusal,
+    )
+
+
+def _batches(arrivals: Sequence[TracePod], size: int) -> Iterator[Sequence[TracePod]]:
+    for first in range(0, len(arrivals), max(size, 1)):
+        yield arrivals[first : first + max(size, 1)]
+
+
+class _Cluster:
+    """The virtual cluster. Attributes: allocated: thousandths of cards; refused…: numbers of pods."""
+
+    def __init__(self, nodes: Sequence[Node], policy: TargetPolicy) -> None:
+        self._columns, self._policy = Columns(nodes), policy
+        self._placer = ColumnarPlacer(self._columns)
+        self.allocated = self.refused = self.refused_though_fitting = 0
+
+    def place(self, pod: TracePod) -> None:
+        """Place a pod, or refuse it."""
+        self._policy.target.next(self._columns, self._policy)
+        placed = self._placer.place(pod.request, self._policy)
+        if isinstance(placed, Placement):
+            self._placer.add(placed)
+            self.allocated += pod.parts
+            return
+        self.refused += 1
+        self.refused_though_fitting += bool(Judgement(self._columns, pod.request).fits.any())
+
+
+def cards(parts: int) -> float:
+    """Return thousandths of cards as cards."""
+    return parts / FULL

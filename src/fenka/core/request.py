@@ -82,12 +82,12 @@ class PercentOfCard(Memory):
 
 @value_class(frozen=True, slots=True)
 class Request:
-    """Slices of equal size on `cards` different cards of one node, or whole cards; of 0 cards, its host alone.
+    """Slices of equal size on `cards` different cards of one node, or whole cards; or its host alone.
 
     Attributes:
         memory: per card; None for a request of compute alone, and for whole cards.
         compute: percent per card; 0 for no share of its own.
-        cards: the number of cards.
+        cards: the number of cards; 0 for CPU or memory of a host alone.
         whole: whether it is for whole cards.
         models: names of acceptable models, empty for any.
         instance: the MIG profile of the instances that it is for, or ANY_INSTANCE; empty for cards.

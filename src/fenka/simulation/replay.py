@@ -12,7 +12,7 @@ from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.columns import Columns
 from fenka.core.evaluate import Policy
 from fenka.core.inventory import Node
-from fenka.core.policies.candidates import FULL, TargetPolicy
+from fenka.core.policies.candidates import TargetPolicy
 from fenka.core.policies.target import Target
 from fenka.core.policies.workload import kind, typical
 from fenka.core.request import Placement
@@ -106,8 +106,3 @@ class _Cluster:
             return
         self.refused += 1
         self.refused_though_fitting += bool(Judgement(self._columns, pod.request).fits.any())
-
-
-def cards(parts: int) -> float:
-    """Return thousandths of cards as cards."""
-    return parts / FULL

@@ -157,7 +157,9 @@ def _pod(row: dict[str, str]) -> TracePod:
 
 
 def _number(row: dict[str, str], column: str) -> int:
-    text = row[column]
+    text: str | None = row[column]
+    if text is None:
+        raise ValueError(f"there is no {column}")
     # Python reads no number of thousands of digits.
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
         raise ValueError(f"{column} must be a whole number, not {text[:20]!r}")
@@ -186,8 +188,6 @@ def _read(
                 )
             for row in reader:
                 try:
-                    if None in row.values():
-                        raise ValueError("the line has too few columns")
                     yield convert(row)
                 except (ValueError, InvalidRequest) as error:
                     raise InvalidTrace(f"{file}, line {reader.line_num}: {error}") from None

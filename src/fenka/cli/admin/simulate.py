@@ -2,14 +2,14 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import mean, stdev
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -39,7 +39,9 @@ class TraceOptions:
 
     nodes: Annotated[
         Path | None,
-        typer.Option("--nodes", metavar="CSV", help="nodes of a trace: sn,cpu_milli,memory_mib,gpu,model"),
+        typer.Option(
+            "--nodes", metavar="CSV", help="nodes of a trace: sn,cpu_milli,memory_mib,gpu,model"
+        ),
     ] = None
     pods: Annotated[
         Path | None,
@@ -97,7 +99,9 @@ class TraceOptions:
                 f"--policy must be one of {', '.join(SCORES)}, not {self.policy}", INVALID_INPUT
             )
         if self.nodes is None or self.pods is None:
-            raise UserError("a trace needs both --nodes and --pods: add the other one", INVALID_INPUT)
+            raise UserError(
+                "a trace needs both --nodes and --pods: add the other one", INVALID_INPUT
+            )
 
 
 class _Run(NamedTuple):
@@ -140,7 +144,8 @@ def simulate(
     if trace.nodes is None and trace.pods is None:
         if not add_nodes:
             raise UserError(
-                "say what to simulate: --nodes and --pods of a trace, or --add-nodes NAME=N", INVALID_INPUT
+                "say what to simulate: --nodes and --pods of a trace, or --add-nodes NAME=N",
+                INVALID_INPUT,
             )
         autoscaler.simulate(cluster_target, add_nodes, case, time_limit, output)
         return
@@ -150,7 +155,8 @@ def simulate(
             INVALID_INPUT,
         )
     trace.check()
-    assert trace.nodes is not None and trace.pods is not None
+    assert trace.nodes is not None
+    assert trace.pods is not None
     read = read_trace(trace.nodes, trace.pods)
     seeds = [trace.seed + number for number in range(trace.runs)]
     document = _document(trace, seeds, _outcomes([_Run(read, trace, seed) for seed in seeds]))
@@ -167,7 +173,7 @@ def _outcomes(runs: list[_Run]) -> list[tuple[Outcome, float]]:
 
 
 @contextmanager
-def _progress(total: int, bar: bool) -> Iterator:
+def _progress(total: int, bar: bool) -> Iterator[Callable[[int], object]]:
     """Show how far a run is, if somebody looks at standard error."""
     if not bar or not sys.stderr.isatty():
         yield lambda _: None
@@ -182,7 +188,7 @@ def _progress(total: int, bar: bool) -> Iterator:
 
 def _document(
     options: TraceOptions, seeds: list[int], outcomes: list[tuple[Outcome, float]]
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Return the outcome as people read it in JSON: means over the runs."""
     found = [outcome for outcome, _ in outcomes]
     loads = [load for load in LOADS if all(load in outcome.allocation for outcome in found)]
@@ -202,7 +208,7 @@ def _document(
     }
 
 
-def _screen(document: dict) -> list[str]:
+def _screen(document: dict[str, Any]) -> list[str]:
     rows = [["ARRIVED %", "ALLOCATED %", "DEVIATION"]]
     for load, allocated, deviation in zip(
         document["load"], document["allocation"], document["deviation"], strict=True

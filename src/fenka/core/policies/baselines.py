@@ -18,7 +18,7 @@ POINTS = 100
 """The scores of these policies are whole numbers up to this one."""
 
 
-def tightest_card(on: NodeCandidate, card: Candidate) -> Score:
+def tightest_card(_: NodeCandidate, card: Candidate) -> Score:
     """Order the cards of a node by what is free, the least first."""
     return (card.level,)
 
@@ -42,7 +42,7 @@ def _needed_of_slots(on: NodeScores) -> Ints:
     return needed
 
 
-def best_fit(on: NodeCandidate, card: Candidate) -> Score:
+def best_fit(on: NodeCandidate, _: Candidate) -> Score:
     """The node on which the least CPU and cards stay free."""
     cpu = (levels.free_cpu(on) - on.request.cpu_milli) / LARGEST_CPU
     free = (on.free_cards - _needed(on)) / LARGEST_CARDS
@@ -56,7 +56,7 @@ def best_fit_keys(on: NodeScores) -> tuple[Ints, ...]:
     return (-np.floor(POINTS * (1 - (0.5 * cpu + 0.5 * free))).astype(np.int64),)
 
 
-def dot_product(on: NodeCandidate, card: Candidate) -> Score:
+def dot_product(on: NodeCandidate, _: Candidate) -> Score:
     """The node whose free amounts are the least similar to the request (DotProd, after Tetris)."""
     cpu = levels.free_cpu(on) / LARGEST_CPU * (on.request.cpu_milli / LARGEST_CPU)
     free = on.free_cards
@@ -94,7 +94,7 @@ def packing_keys(on: NodeScores) -> tuple[Ints, ...]:
     return (-np.where(best >= 0, best, of_nodes),)
 
 
-def clustering(on: NodeCandidate, card: Candidate) -> Score:
+def clustering(on: NodeCandidate, _: Candidate) -> Score:
     """Nodes that hold the same kind, slices or whole cards, first; then mixed, empty and others."""
     if not on.request.cards:
         return (0,)
@@ -117,7 +117,7 @@ def clustering_keys(on: NodeScores) -> tuple[Ints, ...]:
     return (-(tier + 25 * (LARGEST_CARDS - on.by_slot(on.levels)) // LARGEST_CARDS),)
 
 
-def random(on: NodeCandidate, card: Candidate) -> Score:
+def random(on: NodeCandidate, _: Candidate) -> Score:
     """A node, and a card of it, drawn by the number of the request and the target's seed."""
     return (_drawn(on.node.name, on),)
 

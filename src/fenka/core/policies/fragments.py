@@ -7,6 +7,7 @@ columnar form compute the same numbers.
 
 from collections.abc import Sequence
 from math import exp
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,20 @@ from fenka.core.policies.workload import Workload
 from fenka.core.request import Request
 
 Levels = Sequence[tuple[CardClass, int]]
+
+
+class _Usable(NamedTuple):
+    """What of cards or nodes each typical request can use.
+
+    Attributes:
+        cards: the number of cards, a column for each request.
+        free: what is free of these, a column for each request.
+        all_free: what is free of all cards.
+    """
+
+    cards: Ints
+    free: Ints
+    all_free: Ints
 
 
 class Fragments:
@@ -81,29 +96,28 @@ class Fragments:
         needs = np.array([self.needs(card_class) for card_class in columns.classes])[classes]
         before, after = self._usable(on.levels, needs), self._usable(on.left(), needs)
         cpu_after = np.maximum(on.cpu - on.request.cpu_milli, 0)
-        sums = [np.add.reduceat(amounts, starts) for amounts in before]
-        was = self._sum(*sums, on.cpu)
+        nodes = _Usable(*(np.add.reduceat(amounts, starts) for amounts in before))
+        was = self._sum(nodes, on.cpu)
         if not on.one_card:
-            return self._rounded(
-                was - self._sum(*(np.add.reduceat(amounts, starts) for amounts in after), cpu_after)
-            )
-        changes = (new - old for new, old in zip(after, before, strict=True))
-        sums = [of_node[of_slot] + change for of_node, change in zip(sums, changes, strict=True)]
-        gained = was[of_slot] - self._sum(*sums, cpu_after[of_slot])
+            left = _Usable(*(np.add.reduceat(amounts, starts) for amounts in after))
+            return self._rounded(was - self._sum(left, cpu_after))
+        # Only the card itself changes.
+        rows = zip(nodes, before, after, strict=True)
+        left = _Usable(*(of_node[of_slot] + new - old for of_node, old, new in rows))
+        gained = was[of_slot] - self._sum(left, cpu_after[of_slot])
         scores = np.where(on.card_fits, self._rounded(gained), -1)
         best: Ints = np.maximum.reduceat(scores, starts)
         return best
 
     @staticmethod
-    def _usable(free: Ints, needs: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return for each card and request whether it is usable, then how much of it, and what is free."""
+    def _usable(free: Ints, needs: Ints) -> "_Usable":
         usable = (free[:, None] >= needs).astype(np.int64)
-        return usable, usable * free[:, None], free
+        return _Usable(usable, usable * free[:, None], free)
 
-    def _sum(self, count: Ints, of_usable: Ints, total: Ints, cpu: Ints) -> Ints:
-        """Return the fragments of nodes, of which each has a row."""
-        runs = (self.cards > 0) & (count >= self.cards) & (cpu[:, None] >= self.cpu)
-        sums: Ints = (total[:, None] - np.where(runs, of_usable, 0)) @ self.weights
+    def _sum(self, nodes: "_Usable", cpu: Ints) -> Ints:
+        """Return the fragments of nodes with this free CPU."""
+        runs = (self.cards > 0) & (nodes.cards >= self.cards) & (cpu[:, None] >= self.cpu)
+        sums: Ints = (nodes.all_free[:, None] - np.where(runs, nodes.free, 0)) @ self.weights
         return sums
 
     def _rounded(self, gained: Ints) -> Ints:

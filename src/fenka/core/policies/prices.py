@@ -1,11 +1,11 @@
 """Bid prices: place where the requests that are expected lose the least value.
 
-A linear program assigns expected requests to what is free: each kind of request comes as often as the workload
-says, until demand exceeds the free capacity a little. Its dual values are prices: of hosting one request of
-each kind, and of a thousandth of a core. A card with a given free part is worth the best set of requests that
-fit it, less the CPU that they take; a node is worth the sum over its cards, and its CPU, at the CPU price
-where that is least. The best placement reduces the value of its node least. Source of the idea: bid-price
-control (Talluri and van Ryzin, Management Science 44, 1998).
+A linear program assigns expected requests to what is free: each kind of request comes as often as the
+workload says, until demand exceeds the free capacity a little. Its dual values are prices: of hosting one
+request of each kind, and of a thousandth of a core. A card with a given free part is worth the best set of
+requests that fit it, less the CPU that they take. A node is worth the sum over its cards, and its CPU, at the
+CPU price where that is least. The best placement reduces the value of its node least. Source of the idea:
+bid-price control (Talluri and van Ryzin, Management Science 44, 1998).
 
 Prices are corrected by steps towards the dual optimum. Sets of requests are chosen with probabilities (a
 softmax), which makes values smooth: parts that many sets fill are worth more than parts that one set fills.
@@ -81,19 +81,20 @@ class Prices:
     # ---- reading ----
 
     def value(self, cpu: int, cards: Sequence[tuple[CardClass, int]]) -> int:
-        """Return the value of a node with this free CPU and these levels, in SCALE of a thousandth of a card."""
+        """Return the value of a node with this free CPU and these levels, in 1/SCALE of a thousandth."""
         if not self.classes or not cards:
             return 0
         rows = [(self.classes.get(card_class, -1), level) for card_class, level in cards]
         known = [(row, level // UNIT) for row, level in rows if row >= 0]
         idle = min(sum(part == PARTS for _, part in known), self._idle - 1)
-        together = self._more[rows[0][0]][idle]
-        return min(
+        together: list[int] = self._more[rows[0][0]][idle]
+        sums: list[int] = [
             price * cpu
             + together[number]
             + sum(self._values[row][part][number] for row, part in known)
             for number, price in enumerate(CPU_PRICES.tolist())
-        )
+        ]
+        return min(sums)
 
     def _show(self, values: Floats, more: Floats) -> None:
         """Take these values as exact numbers. more: of idle cards together, beyond each by itself."""
@@ -170,7 +171,7 @@ class Prices:
         self._show(values, self._value_together(values, gain, columns.most_cards))
 
     def _value_together(self, values: Floats, gain: Floats, most_cards: int) -> Floats:
-        """Return the value of idle cards of a node beyond that of each, for requests of several whole cards."""
+        """Return the value of a node's idle cards beyond the sum of each, for requests of several cards."""
         classes = len(self.classes)
         best = np.zeros((classes, most_cards + 1, CPU_PRICES.size))
         self._first = np.full((classes, most_cards + 1, CPU_PRICES.size), -1)
@@ -230,7 +231,8 @@ class Prices:
     def rows(self, columns: NodeColumns) -> Ints:
         """Return the row in `values` of each card, -1 for an unknown class."""
         known = [self.classes.get(card_class, -1) for card_class in columns.classes] or [-1]
-        return np.array(known, np.int64)[columns.cards[CLASS]]
+        found: Ints = np.array(known, np.int64)[columns.cards[CLASS]]
+        return found
 
     # ---- the columnar twin ----
 

@@ -19,9 +19,11 @@ from fenka.core.columnar import (
     has_expressions,
 )
 from fenka.core.columns import Columns
-from fenka.core.evaluate import SCORES, Candidate, Fit, NodeCandidate, evaluate
+from fenka.core.evaluate import Fit, evaluate
 from fenka.core.gangs import place_gang
 from fenka.core.inventory import Card, Node
+from fenka.core.policies.candidates import Candidate, NodeCandidate
+from fenka.core.policies.scores import SCORES
 from fenka.core.reasons import NodeRejection, ReasonCode, Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.usage import UsageTotals

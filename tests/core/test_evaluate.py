@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from fenka.core.evaluate import FILTERS, SCORES, Candidate, Fit, evaluate, never_fits, place
+from fenka.core.evaluate import FILTERS, Fit, evaluate, never_fits, place
 from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.policies.candidates import Candidate
+from fenka.core.policies.scores import SCORES
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
 from fenka.core.request import ANY_INSTANCE, Memory, Placement, Request
 from fenka.core.usage import NO_USAGE, CardUsage, EmptyUsage, UsageTotals

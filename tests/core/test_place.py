@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from fenka.core.evaluate import SCORES, Fit, evaluate, place
+from fenka.core.evaluate import Fit, evaluate, place
 from fenka.core.inventory import Card, Node
+from fenka.core.policies.scores import SCORES
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.core.usage import EmptyUsage, UsageTotals

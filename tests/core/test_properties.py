@@ -7,9 +7,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fenka.core.evaluate import SCORES, Fit, evaluate, place
+from fenka.core.evaluate import Fit, evaluate, place
 from fenka.core.inventory import Card, Node
 from fenka.core.ledger import Conflict, Ledger
+from fenka.core.policies.scores import SCORES
 from fenka.core.reasons import ReasonCode, Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.usage import EmptyUsage, UsageView

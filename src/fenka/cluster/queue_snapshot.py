@@ -11,8 +11,9 @@ from msgspec.json import Decoder
 
 from fenka.cluster.objects import Pod, seconds
 from fenka.core import queue
-from fenka.core.evaluate import SCORES, Policy
+from fenka.core.evaluate import Policy
 from fenka.core.inventory import DeviceId
+from fenka.core.policies.scores import SCORES
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.dialects import card_records

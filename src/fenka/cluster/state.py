@@ -21,10 +21,10 @@ import msgspec
 from fenka.cluster.autoscaling import NodePins, SpotNodes, read_pin, read_spot_rule
 from fenka.cluster.objects import Node, ObjectMeta, Pod, PodDemand
 from fenka.cluster.pod_groups import group_name
-from fenka.core.evaluate import SCORES
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.inventory import Node as CoreNode
 from fenka.core.mig.geometry import Place
+from fenka.core.policies.scores import SCORES
 from fenka.core.request import Placement, Slice
 from fenka.core.usage import CardUsage, UsageTotals
 from fenka.dialects import lease_records, nodes, pod_records

@@ -19,6 +19,7 @@ from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.cluster.queue_state import QueueState, queue_state
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
+from fenka.core.policies.candidates import TargetPolicy
 from fenka.core.queue import Fairness
 from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.election import Election, Leadership
@@ -29,6 +30,7 @@ from fenka.scheduler.event_reporter import EventReporter
 from fenka.scheduler.extender import Extender
 from fenka.scheduler.informers import ClusterInformers
 from fenka.scheduler.queue_controller import QueueController
+from fenka.scheduler.workload_learner import WorkloadLearner, learning_policy
 from fenka.server.program import ReplicaName
 
 DRAIN_S = BIND_TIMEOUT_S + SETTLE_S + 1
@@ -72,7 +74,11 @@ class Settings(msgspec.Struct, frozen=True):
         float, Meta(title="SECONDS", description="past usage counts half after this time")
     ] = 3600
     policy: Annotated[
-        Policy, Meta(description="order of the nodes and cards: binpack or spread")
+        Policy,
+        Meta(
+            description="order of the nodes and cards: binpack, spread, bid-price, fgd, bestfit, packing, "
+            "clustering, dotprod or random"
+        ),
     ] = "binpack"
     max_nodes: Annotated[
         int,
@@ -161,6 +167,7 @@ class SchedulerReplica:
         now: seconds since 1970.
         """
         self._clock, self._sleep, self._now = clock, sleep, now
+        policy = self._policy = learning_policy(settings.policy)
         options = SchedulerOptions(settings.policy, settings.hami_names, settings.fairness())
         cluster = self.cluster = ClusterState(dialects=options.dialects)
         members = GangMembers(
@@ -168,11 +175,9 @@ class SchedulerReplica:
             lambda: self.informers.pod_listener.gang_pods,
             lambda: self.informers.pod_groups.by_name,
         )
-        gangs = self.gangs = GangScheduler(members, cluster, settings.policy, clock)
-        evaluator = ColumnarPodEvaluator(cluster, settings.policy, gangs.live, settings.max_nodes)
-        state = queue_state(
-            cluster, settings.policy, options.fairness, members.all_exist, gangs.live
-        )
+        gangs = self.gangs = GangScheduler(members, cluster, policy, clock)
+        evaluator = ColumnarPodEvaluator(cluster, policy, gangs.live, settings.max_nodes)
+        state = queue_state(cluster, policy, options.fairness, members.all_exist, gangs.live)
         queue = self.queue = QueueController(state, gangs.reserved, now=now, sleep=sleep)
         recorder = EventRecorder(api, "fenka-scheduler", identity)
         reporter = EventReporter(
@@ -249,7 +254,7 @@ class SchedulerReplica:
     def _preemption(self, settings: Settings) -> PodPreemption:
         return PodPreemption(
             self.cluster,
-            settings.policy,
+            self._policy,
             self.gangs.live.usage,
             budgets=lambda pod: budgets_for(pod, self.informers.budgets.objects.values()),
             gang_key=self.gangs.key,
@@ -266,10 +271,12 @@ class SchedulerReplica:
         )
         yield controllers.PinTimer(cluster, self._pods, clock=self._clock, sleep=sleep)
         yield controllers.SpotTimer(cluster, now=self._now, sleep=sleep)
+        if isinstance(self._policy, TargetPolicy):
+            yield WorkloadLearner(self._policy, cluster, self.gangs.live, self._pods, sleep=sleep)
         if settings.take_growth_back:
             yield controllers.GrowthReclaimer(
                 api,
-                GrowthReclaim(cluster, settings.policy, self.gangs.live.usage, state),
+                GrowthReclaim(cluster, self._policy, self.gangs.live.usage, state),
                 self._pods,
                 recorder,
                 self._is_leading,

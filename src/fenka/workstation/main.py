@@ -20,8 +20,8 @@ from typing import Any, get_args
 import msgspec
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
-from fenka.core.evaluate import SCORES
 from fenka.core.inventory import Card, Node
+from fenka.core.policies.scores import SCORES
 from fenka.core.units import MIB
 from fenka.formats.quantities import (
     InvalidSize,

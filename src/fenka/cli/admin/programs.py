@@ -10,7 +10,7 @@ from fenka.server.program import LogLevel, start_log
 
 def scheduler() -> Callable[..., None]:
     """Return the extender of a cluster's kube-scheduler."""
-    from fenka.core.evaluate import SCORES
+    from fenka.core.policies.scores import SCORES
     from fenka.scheduler.main import ServerOptions, serve
     from fenka.scheduler.replica import Settings
 

@@ -128,9 +128,9 @@ class Fragments:
 
 @by_level
 def plain_score(on: NodeCandidate, card: Candidate) -> Score:
-    """Return the negative of FGD's score of placing on this card."""
+    """Return the negative of FGD's score of placing on this card; without a workload, what is free."""
     if on.target is None or not on.target.workload:
-        return (0,)
+        return (on.free_cards,)
     fragments, before = on.target.fragments, on.levels
     cpu = levels.free_cpu(on)
     after = levels.changed(on, card)
@@ -143,5 +143,5 @@ def plain_score(on: NodeCandidate, card: Candidate) -> Score:
 def column_keys(on: NodeScores) -> tuple[Ints, ...]:
     """Return the twin of `plain_score` for all slots."""
     if on.target is None or not on.target.workload:
-        return ()
+        return (on.by_slot(on.levels),)
     return (-on.target.fragments.node_scores(on),)

@@ -56,8 +56,17 @@ class _Singles(NamedTuple):
 class Prices:
     """Prices for an expected workload, and the values of cards and nodes at these prices."""
 
-    def __init__(self, workload: Workload) -> None:
-        self.workload = tuple(typical for typical in workload if typical.request.cards)
+    def __init__(self, workload: Workload, earlier: "Prices | None" = None) -> None:
+        """earlier: prices for another workload, which are kept for the requests that both have."""
+        self._earlier: dict[Request, float] = {}
+        self._steps = 0
+        """The number of corrections up to now."""
+        if earlier is not None:
+            requests_before = [typical.request for typical in earlier.workload]
+            prices: list[float] = earlier.host_prices.tolist()
+            self._earlier = dict(zip(requests_before, prices, strict=True))
+            self._steps = earlier._steps
+        self.workload: Workload = tuple(typical for typical in workload if typical.request.cards)
         total = max(sum(typical.weight for typical in workload), 1)
         self._often = np.array([typical.weight / total for typical in self.workload])
         requests = [typical.request for typical in self.workload]
@@ -71,7 +80,8 @@ class Prices:
         self._taken = np.zeros((0, len(requests)), np.int64)
         self._worth = np.zeros(len(requests))
         """The most that a request can be worth."""
-        self.host_prices = np.zeros(len(requests))
+        self.host_prices: Floats = np.zeros(len(requests))
+        self._priced = False
         self._probabilities: list[Floats] = []
         self.version = 0
         self._known: tuple[int, dict[Request, dict[int, int]]] = (0, {})
@@ -109,38 +119,47 @@ class Prices:
 
     def improve(self, columns: NodeColumns, steps: int) -> None:
         """Correct the prices by some steps, for what these nodes have free now."""
-        if not self.workload:
+        if not self.workload or not columns.classes:
             return
-        first = self._learn_classes(columns)
+        if self._learn_classes(columns):
+            self._value(columns)
         free = levels.column_levels(columns)
         demand = self._demand(free)
-        if first:
-            self.host_prices = self._worth * CAUTION
-            self._value(columns)
-        for number in range(FIRST_STEPS if first else steps):
-            step = FIRST_STEP / (1 + number / DECAY) if first else STEP
+        for _ in range(steps):
+            early = self._steps < FIRST_STEPS
+            step = FIRST_STEP / (1 + self._steps / DECAY) if early else STEP
             supply = self._supply(columns, free)
             missing = (demand - supply) / (demand + supply + 1e-3)
             change = step * self._worth * missing
             self.host_prices = np.clip(self.host_prices + change, 0, self._worth)
             self._value(columns)
+            self._steps += 1
 
     def _learn_classes(self, columns: NodeColumns) -> bool:
-        """Read what requests take of each class of cards; return whether there is a new one."""
+        """Read what requests take of each class of cards; return whether values must be computed again."""
         new = [card_class for card_class in columns.classes if card_class not in self.classes]
         for card_class in new:
             self.classes[card_class] = len(self.classes)
-        if new:
-            requests = [typical.request for typical in self.workload]
-            needs = np.array(
-                [[levels.need(kind, request) for request in requests] for kind in self.classes],
-                np.int64,
-            )
-            self._taken = -(-needs // UNIT)
-            never = needs >= levels.UNUSABLE
-            smallest = np.where(never, levels.UNUSABLE, needs).min(axis=0)
-            self._worth = np.where(never.all(axis=0), 0, smallest * self._together).astype(float)
-        return bool(new)
+        if not new and columns.most_cards < self._idle:
+            return False
+        requests = [typical.request for typical in self.workload]
+        needs = np.array(
+            [[levels.need(kind, request) for request in requests] for kind in self.classes],
+            np.int64,
+        )
+        self._taken = -(-needs // UNIT)
+        never = needs >= levels.UNUSABLE
+        smallest = np.where(never, levels.UNUSABLE, needs).min(axis=0)
+        self._worth = np.where(never.all(axis=0), 0, smallest * self._together).astype(float)
+        known = dict(zip(requests, self.host_prices.tolist(), strict=True)) if self._priced else {}
+        known = self._earlier | known
+        prices = [
+            known.get(request, CAUTION * worth)
+            for request, worth in zip(requests, self._worth.tolist(), strict=True)
+        ]
+        self.host_prices = np.minimum(prices, self._worth)
+        self._priced = True
+        return True
 
     def _demand(self, free: Ints) -> Floats:
         """Return how often each kind of request is expected until demand exceeds what is free."""

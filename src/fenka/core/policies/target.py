@@ -2,7 +2,7 @@
 
 from fenka.core.columns import NodeColumns
 from fenka.core.policies.fragments import Fragments
-from fenka.core.policies.prices import Prices
+from fenka.core.policies.prices import FIRST_STEPS, Prices
 from fenka.core.policies.workload import Workload
 
 PRICED_EVERY = 20
@@ -18,16 +18,17 @@ class Target:
 
     def __init__(self, workload: Workload, seed: int = 0) -> None:
         """seed: of the random policy."""
-        self.turn, self.seed = 0, seed
-        self.expect(workload)
+        self.turn, self.seed, self.workload = 0, seed, workload
+        self.fragments, self.prices = Fragments(workload), Prices(workload)
 
     def expect(self, workload: Workload) -> None:
-        """Expect another workload from now on."""
-        self.workload = workload
-        self.fragments, self.prices = Fragments(workload), Prices(workload)
+        """Expect another workload from now on. Prices begin with those known."""
+        if workload != self.workload:
+            self.workload = workload
+            self.fragments, self.prices = Fragments(workload), Prices(workload, self.prices)
 
     def next(self, columns: NodeColumns, policy: str) -> None:
         """Prepare for the next request, which this policy places on these nodes."""
         if policy == "bid-price" and self.turn % PRICED_EVERY == 0:
-            self.prices.improve(columns, steps=1)
+            self.prices.improve(columns, steps=1 if self.turn else FIRST_STEPS)
         self.turn += 1

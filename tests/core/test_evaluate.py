@@ -7,7 +7,6 @@ import pytest
 from fenka.core.evaluate import FILTERS, Fit, evaluate, never_fits, place
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.policies.candidates import Candidate
-from fenka.core.policies.scores import SCORES
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
 from fenka.core.request import ANY_INSTANCE, Memory, Placement, Request
 from fenka.core.usage import NO_USAGE, CardUsage, EmptyUsage, UsageTotals
@@ -232,7 +231,8 @@ def test_free_share_excludes_a_card_when_it_takes_no_slices() -> None:
     # a: 16 - 12 = 4 of 16 free = 0.25 without the cordoned card, 20 of 32 = 0.625 with it;
     # b: 16 - 8 = 8 of 16 = 0.5
     view = holding(placement(piece(0, 12 * GIB)), placement(piece(0, EIGHT, name="b"), name="b"))
-    chosen = {policy: place(view, units(4), policy, [cordoned, half]) for policy in SCORES}
+    policies = ("binpack", "spread")
+    chosen = {policy: place(view, units(4), policy, [cordoned, half]) for policy in policies}
     assert {
         policy: verdict.node for policy, verdict in chosen.items() if isinstance(verdict, Placement)
     } == {"binpack": "a", "spread": "b"}

@@ -195,7 +195,7 @@ class TestPolicies:
         nodes = [node(SIXTEEN), node(SIXTEEN, name="b")]
         assert where(place(held(GIB, name="b"), exact(GIB), policy, nodes)) == expected
 
-    @pytest.mark.parametrize("policy", SCORES)
+    @pytest.mark.parametrize("policy", sorted(SCORES.keys() - {"random"}))
     def test_node_is_the_first_by_name_when_nodes_are_equal(self, policy: str) -> None:
         """The order in which they are listed does not matter."""
         nodes = [node(SIXTEEN, name="b"), node(SIXTEEN)]

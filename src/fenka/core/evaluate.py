@@ -138,6 +138,8 @@ def evaluate(
     Raises:
         KeyError: for an unknown policy.
     """
+    if policy not in SCORES:
+        raise KeyError(policy)
     return [_evaluate_node(view, request, policy, node, reserved) for node in nodes]
 
 

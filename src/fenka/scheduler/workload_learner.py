@@ -9,7 +9,7 @@ from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
 from fenka.core.policies.candidates import TargetPolicy
 from fenka.core.policies.scores import TARGET_POLICIES
-from fenka.core.policies.target import Target
+from fenka.core.policies.target import ExpectedWorkload
 from fenka.core.policies.workload import LearnedWorkload
 
 INTERVAL_S = 2.0
@@ -20,7 +20,7 @@ RELEARN_PODS = 50
 
 def learning_policy(name: str) -> Policy:
     """Return the policy of this name, with an empty expected workload if it places for one."""
-    return TargetPolicy(name, Target(())) if name in TARGET_POLICIES else name
+    return TargetPolicy(name, ExpectedWorkload(())) if name in TARGET_POLICIES else name
 
 
 class WorkloadLearner:

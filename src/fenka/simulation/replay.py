@@ -13,7 +13,7 @@ from fenka.core.columns import Columns
 from fenka.core.evaluate import Policy
 from fenka.core.inventory import Node
 from fenka.core.policies.candidates import TargetPolicy
-from fenka.core.policies.target import Target
+from fenka.core.policies.target import ExpectedWorkload
 from fenka.core.policies.workload import kind, typical
 from fenka.core.request import Placement
 from fenka.simulation.trace import Trace, TracePod
@@ -24,7 +24,7 @@ LOADS = (80, 90, 95, 100, 110, 120, 130)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a replay shows.
+    """The result of a replay.
 
     Attributes:
         allocation: percent of all cards, by percent of all cards that had been requested, rounded.
@@ -59,8 +59,8 @@ def replay(  # noqa: PLR0913, PLR0917
         seed: of the random policy.
         progress: called with the number of pods that have arrived.
     """
-    target = Target(typical(Counter(kind(pod.request) for pod in trace.pods)), seed)
-    cluster = _Cluster(nodes, TargetPolicy(policy, target))
+    target = ExpectedWorkload(typical(Counter(kind(pod.request) for pod in trace.pods)), seed)
+    cluster = _VirtualCluster(nodes, TargetPolicy(policy, target))
     requested = 0
     sums, counts = Counter[int](), Counter[int]()
     first_refusal = None
@@ -88,7 +88,7 @@ def _batches(arrivals: Sequence[TracePod], size: int) -> Iterator[Sequence[Trace
         yield arrivals[first : first + max(size, 1)]
 
 
-class _Cluster:
+class _VirtualCluster:
     """The virtual cluster. Attributes: allocated: thousandths of cards; refused…: numbers of pods."""
 
     def __init__(self, nodes: Sequence[Node], policy: TargetPolicy) -> None:

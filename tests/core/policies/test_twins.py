@@ -8,7 +8,7 @@ from fenka.core.evaluate import Fit, evaluate
 from fenka.core.inventory import Node
 from fenka.core.policies.candidates import TargetPolicy
 from fenka.core.policies.scores import COLUMN_KEYS, SCORES
-from fenka.core.policies.target import Target
+from fenka.core.policies.target import ExpectedWorkload
 from fenka.core.policies.workload import LearnedWorkload, Typical
 from fenka.core.request import Request
 from tests.core.builders import clusters, requests
@@ -37,7 +37,9 @@ def test_twin_orders_nodes_as_the_definition(
 ) -> None:
     """Which nodes fit, in which order, also with reserved cards, changed prices and no expected workload."""
     expected = data.draw(st.lists(st.builds(Typical, requests() | HOSTS, st.integers(1, 9))))
-    target = Target(tuple({typical.request: typical for typical in expected}.values()), seed=7)
+    target = ExpectedWorkload(
+        tuple({typical.request: typical for typical in expected}.values()), seed=7
+    )
     known = data.draw(st.booleans())
     policy = TargetPolicy(name, target) if known else name
     world = World(nodes, data)

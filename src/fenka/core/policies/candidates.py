@@ -1,17 +1,39 @@
-"""What a policy scores: a node and its cards, with their usage, for a request."""
+"""The input of a policy: a node and its cards, with their usage, for a request."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from fenka.core.columns import CardClass
+from fenka.core.columns import CardClass, NodeColumns
 from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.policies.workload import Workload
 from fenka.core.request import Request
 from fenka.core.usage import NO_USAGE, CardUsage
 
-if TYPE_CHECKING:
-    from fenka.core.policies.target import Target
+
+class PolicyTarget(Protocol):
+    """The expected workload, and all that policies compute from it: `target.ExpectedWorkload`.
+
+    Attributes:
+        turn: the number of the request that is placed, from which the random policy draws.
+        seed: of the random policy.
+        fragments: for `fragments.py`.
+        prices: for `prices.py`.
+    """
+
+    turn: int
+    seed: int
+    workload: Workload
+    fragments: Any
+    prices: Any
+
+    def expect(self, workload: Workload) -> None:
+        """Expect another workload from now on."""
+
+    def next(self, columns: NodeColumns, policy: str) -> None:
+        """Prepare for the next request, which this policy places on these nodes."""
+
 
 FULL = 1000
 """The level of an idle card."""
@@ -77,7 +99,7 @@ class NodeCandidate:
     free_share: float
     fitting: Sequence[int] = ()
     cpu_milli: int | None = None
-    target: "Target | None" = None
+    target: PolicyTarget | None = None
 
     @cached_property
     def levels(self) -> list[tuple[CardClass, int]]:
@@ -109,9 +131,9 @@ taken, of equal nodes the first by name."""
 class TargetPolicy(str):
     """The name of a policy, with what it knows of the expected workload."""
 
-    target: "Target"
+    target: PolicyTarget
 
-    def __new__(cls, name: str, target: "Target") -> "TargetPolicy":
+    def __new__(cls, name: str, target: PolicyTarget) -> "TargetPolicy":
         """Return the name, which equals a plain one."""
         policy = super().__new__(cls, name)
         policy.target = target
@@ -135,6 +157,6 @@ def by_level(score: ScoreFunction) -> ScoreFunction:
     return remembered
 
 
-def target_of(policy: str) -> "Target | None":
+def target_of(policy: str) -> PolicyTarget | None:
     """Return what a policy knows of the expected workload, None for a plain name."""
     return policy.target if isinstance(policy, TargetPolicy) else None

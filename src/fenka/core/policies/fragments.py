@@ -22,7 +22,7 @@ Levels = Sequence[tuple[CardClass, int]]
 
 
 class _Usable(NamedTuple):
-    """What of cards or nodes each typical request can use.
+    """The free parts of cards or nodes that each typical request can use.
 
     Attributes:
         cards: the number of cards, a column for each request.
@@ -131,7 +131,8 @@ def plain_score(on: NodeCandidate, card: Candidate) -> Score:
     """Return the negative of FGD's score of placing on this card; without a workload, what is free."""
     if on.target is None or not on.target.workload:
         return (on.free_cards,)
-    fragments, before = on.target.fragments, on.levels
+    fragments: Fragments = on.target.fragments
+    before = on.levels
     cpu = levels.free_cpu(on)
     after = levels.changed(on, card)
     gained = fragments.fragment(cpu, before) - fragments.fragment(
@@ -144,4 +145,5 @@ def column_keys(on: NodeScores) -> tuple[Ints, ...]:
     """Return the twin of `plain_score` for all slots."""
     if on.target is None or not on.target.workload:
         return (on.by_slot(on.levels),)
-    return (-on.target.fragments.node_scores(on),)
+    fragments: Fragments = on.target.fragments
+    return (-fragments.node_scores(on),)

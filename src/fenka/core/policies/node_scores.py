@@ -1,17 +1,14 @@
-"""What the columnar form of a policy scores: all nodes that fit a request."""
+"""The input of the columnar form of a policy: all nodes that fit a request."""
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fenka.core.columns import CLASS, SLOT, Bools, Ints, NodeColumns
 from fenka.core.policies import levels
+from fenka.core.policies.candidates import PolicyTarget
 from fenka.core.request import Request
-
-if TYPE_CHECKING:
-    from fenka.core.policies.target import Target
 
 MAX_KNOWN = 200_000
 """Results that are remembered, at most."""
@@ -31,7 +28,7 @@ class NodeScores:
         request: Request,
         card_fits: Bools,
         slots: Ints,
-        target: "Target | None",
+        target: PolicyTarget | None,
     ) -> None:
         self.columns, self.request, self.slots = columns, request, slots
         self.card_fits, self.target = card_fits, target

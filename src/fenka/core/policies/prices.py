@@ -7,7 +7,7 @@ requests that fit it, less the CPU that they take. A node is worth the sum over 
 CPU price where that is least. The best placement reduces the value of its node least. Source of the idea:
 bid-price control (Talluri and van Ryzin, Management Science 44, 1998).
 
-Prices are corrected by steps towards the dual optimum. Sets of requests are chosen with probabilities (a
+BidPrices are corrected by steps towards the dual optimum. Sets of requests are chosen with probabilities (a
 softmax), which makes values smooth: parts that many sets fill are worth more than parts that one set fills.
 """
 
@@ -53,10 +53,10 @@ class _Singles(NamedTuple):
     valid: npt.NDArray[np.bool_]
 
 
-class Prices:
-    """Prices for an expected workload, and the values of cards and nodes at these prices."""
+class BidPrices:
+    """BidPrices for an expected workload, and the values of cards and nodes at these prices."""
 
-    def __init__(self, workload: Workload, earlier: "Prices | None" = None) -> None:
+    def __init__(self, workload: Workload, earlier: "BidPrices | None" = None) -> None:
         """earlier: prices for another workload, which are kept for the requests that both have."""
         self._earlier: dict[Request, float] = {}
         self._steps = 0
@@ -85,7 +85,7 @@ class Prices:
         self._probabilities: list[Floats] = []
         self.version = 0
         self._known: tuple[int, dict[Request, dict[int, int]]] = (0, {})
-        """What nodes lose, by request and state of the node, with the version of the prices."""
+        """The losses of nodes, by request and state of the node, with the version of the prices."""
         self._show(np.zeros((0, PARTS + 1, CPU_PRICES.size)), np.zeros((0, 1, CPU_PRICES.size)))
 
     # ---- reading ----
@@ -312,7 +312,8 @@ def plain_score(on: NodeCandidate, card: Candidate) -> Score:
     free = cpu / RANK_CPU + on.free_cards / RANK_CARD
     if on.target is None or not on.target.prices.classes:
         return 0, free
-    prices, after = on.target.prices, levels.changed(on, card)
+    prices: BidPrices = on.target.prices
+    after = levels.changed(on, card)
     lost = prices.value(cpu, before) - prices.value(max(cpu - on.request.cpu_milli, 0), after)
     return (lost + SCALE // 2) // SCALE, free
 
@@ -322,4 +323,5 @@ def column_keys(on: NodeScores) -> tuple[Ints | Floats, ...]:
     free = on.cpu / RANK_CPU + on.by_slot(on.levels) / RANK_CARD
     if on.target is None or not on.target.prices.classes:
         return (free,)
-    return on.target.prices.losses(on), free
+    prices: BidPrices = on.target.prices
+    return prices.losses(on), free

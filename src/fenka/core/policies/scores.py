@@ -19,7 +19,7 @@ SCORES: dict[str, ScoreFunction] = {
     "fgd": fragments.plain_score,
     "bid-price": prices.plain_score,
 }
-"""What nodes are compared by, with their best card.
+"""Functions that compare nodes, each with its best card.
 
 binpack: the fullest node, and on it gpushare's card, the one with the smallest sufficient free memory;
 ties go to less free compute, then to the lowest index. spread: the reverse, ties to the lowest index."""
@@ -30,7 +30,7 @@ CARD_SCORES: dict[str, ScoreFunction] = {
     "clustering": baselines.tightest_card,
     "bestfit": baselines.tightest_card,
 }
-"""What the cards of a node are compared by, for policies that compare these otherwise than nodes."""
+"""Functions that compare the cards of a node, for policies that compare these otherwise than nodes."""
 
 Keys = tuple[AnyInts | Floats, ...]
 

@@ -1,15 +1,15 @@
-"""What policies know of the expected workload: fragments and prices, computed from it."""
+"""The expected workload, with the fragments and prices that policies compute from it."""
 
 from fenka.core.columns import NodeColumns
 from fenka.core.policies.fragments import Fragments
-from fenka.core.policies.prices import FIRST_STEPS, Prices
+from fenka.core.policies.prices import FIRST_STEPS, BidPrices
 from fenka.core.policies.workload import Workload
 
 PRICED_EVERY = 20
-"""Prices are corrected after this number of requests."""
+"""BidPrices are corrected after this number of requests."""
 
 
-class Target:
+class ExpectedWorkload:
     """The expected workload, and what is computed from it.
 
     Attributes:
@@ -19,13 +19,13 @@ class Target:
     def __init__(self, workload: Workload, seed: int = 0) -> None:
         """seed: of the random policy."""
         self.turn, self.seed, self.workload = 0, seed, workload
-        self.fragments, self.prices = Fragments(workload), Prices(workload)
+        self.fragments, self.prices = Fragments(workload), BidPrices(workload)
 
     def expect(self, workload: Workload) -> None:
-        """Expect another workload from now on. Prices begin with those known."""
+        """Expect another workload from now on. BidPrices begin with those known."""
         if workload != self.workload:
             self.workload = workload
-            self.fragments, self.prices = Fragments(workload), Prices(workload, self.prices)
+            self.fragments, self.prices = Fragments(workload), BidPrices(workload, self.prices)
 
     def next(self, columns: NodeColumns, policy: str) -> None:
         """Prepare for the next request, which this policy places on these nodes."""

@@ -9,7 +9,7 @@ import pytest
 from fenka.cloud.port import Denied, InstanceState, OfferKey, Order, OutOfStock, Quota, Throttled
 from fenka.cloud.simulated_cloud import (
     Fault,
-    BidPrices,
+    Prices,
     Scenario,
     SimulatedOffer,
     SimulatedProvider,
@@ -25,7 +25,7 @@ from tests.cloud.contract import (
 )
 
 
-def offer(key: OfferKey, *market: BidPrices, startup_s: float = 0.0) -> SimulatedOffer:
+def offer(key: OfferKey, *market: Prices, startup_s: float = 0.0) -> SimulatedOffer:
     """Return an offer over time."""
     return SimulatedOffer(key.group, key.type, key.zone, market, key.capacity, startup_s)
 
@@ -35,7 +35,7 @@ class SimulatedCloud(Cloud):
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now = folder, 1000.0
-        self.markets = {ON_DEMAND: [BidPrices(11.63)], SPOT: [BidPrices(3.49)]}
+        self.markets = {ON_DEMAND: [Prices(11.63)], SPOT: [Prices(3.49)]}
         self.faults: list[Fault] = []
         self.quota: dict[str, int] = {}
         self.command: tuple[str, ...] = ()
@@ -53,11 +53,11 @@ class SimulatedCloud(Cloud):
     def stock(self, offer: OfferKey, count: int) -> None:
         """See `Cloud`."""
         price = self.markets[offer][-1].price
-        self.markets[offer].append(BidPrices(price, at=self.now - 1000, stock=count))
+        self.markets[offer].append(Prices(price, at=self.now - 1000, stock=count))
 
     def price(self, offer: OfferKey, price: float) -> None:
         """See `Cloud`."""
-        self.markets[offer].append(BidPrices(price, at=self.now - 1000))
+        self.markets[offer].append(Prices(price, at=self.now - 1000))
 
     def lose_answer(self, method: str) -> None:
         """See `Cloud`."""
@@ -126,7 +126,7 @@ async def test_instances_run_when_their_startup_is_over(cloud: SimulatedCloud) -
 
 async def test_offers_say_until_when_they_hold(cloud: SimulatedCloud) -> None:
     """The next change of the scenario."""
-    cloud.markets[SPOT] = [BidPrices(3.49), BidPrices(5.0, at=60, stock=0)]
+    cloud.markets[SPOT] = [Prices(3.49), Prices(5.0, at=60, stock=0)]
     (_, before) = await cloud.provider.offers()
     assert (before.price, before.stock, before.until) == (3.49, None, 1060)
     cloud.wait(60)
@@ -153,7 +153,7 @@ async def test_take_back_is_the_same_however_often_somebody_looks(tmp_path: Path
     for step in (60.0, 700.0, 9000.0):
         cloud = SimulatedCloud(tmp_path / str(step))
         await cloud.provider.launch(Order("a-1", SPOT, 1, cap=SPOT_CAP))
-        cloud.markets[SPOT] += [BidPrices(9.0, at=4190), BidPrices(3.0, at=4210)]
+        cloud.markets[SPOT] += [Prices(9.0, at=4190), Prices(3.0, at=4210)]
         gone_at = None
         while gone_at is None and cloud.now < 20000:
             cloud.wait(step)
@@ -182,7 +182,7 @@ async def test_command_starts_and_ends_nodes(cloud: SimulatedCloud, tmp_path: Pa
 
 def test_scenario_is_read_from_json(tmp_path: Path) -> None:
     """Unknown keys are errors."""
-    scenario = Scenario((offer(SPOT, BidPrices(3.49), BidPrices(4.5, at=60, stock=1)),), {"t4": 3})
+    scenario = Scenario((offer(SPOT, Prices(3.49), Prices(4.5, at=60, stock=1)),), {"t4": 3})
     path = tmp_path / "scenario.json"
     path.write_bytes(msgspec.json.encode(scenario))
     assert read_scenario(path) == scenario

@@ -42,7 +42,7 @@ def test_pods_count_once_when_they_stay() -> None:
 
 def test_prices_are_kept_when_the_workload_changes() -> None:
     """A further kind of pod leaves the price of the first kind near what it was."""
-    pods = {f"p{number}": a_pod(f"p{number}", 4) for number in range(2)}
+    pods = {f"p{number}": a_pod(f"p{number}", 4) for number in range(20)}
     learn, policy = learner("bid-price", pods)
     for _ in range(30):
         learn.learn()

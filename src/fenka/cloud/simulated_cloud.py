@@ -55,7 +55,7 @@ class SimulatedConfig(AutoscalerConfig, frozen=True, kw_only=True):
                 raise InvalidConfig(f"provider.{name} is missing: name a file for it")
 
 
-class BidPrices(msgspec.Struct, frozen=True):
+class Prices(msgspec.Struct, frozen=True):
     """Price and stock from a time on, in seconds since the scenario's start. stock: None for any number."""
 
     price: float
@@ -74,7 +74,7 @@ class SimulatedOffer(msgspec.Struct, frozen=True):
     group: str
     type: str
     zone: str
-    market: tuple[BidPrices, ...]
+    market: tuple[Prices, ...]
     capacity: Literal["on-demand", "spot"] = "on-demand"
     startup_s: float = 0.0
 
@@ -83,7 +83,7 @@ class SimulatedOffer(msgspec.Struct, frozen=True):
         """Return its name."""
         return port.OfferKey(self.group, self.type, self.zone, self.capacity)
 
-    def at(self, seconds: float) -> tuple[BidPrices, float | None]:
+    def at(self, seconds: float) -> tuple[Prices, float | None]:
         """Return price and stock then, and until when they hold."""
         position = bisect_right([prices.at for prices in self.market], seconds)
         until = self.market[position].at if position < len(self.market) else None
@@ -107,7 +107,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """BidPrices, stock and faults of a simulated cloud over time. quota: nodes by group."""
+    """Prices, stock and faults of a simulated cloud over time. quota: nodes by group."""
 
     offers: tuple[SimulatedOffer, ...]
     quota: dict[str, int] = {}

@@ -125,3 +125,48 @@ def test_nothing_pending_is_said(tmp_path: Path) -> None:
     server.absent = {"podgroups"}
     result = of_cluster(server, tmp_path, "--add-nodes", "gpu-1=1")
     assert (result.exit_code, result.stdout) == (0, "no pod is pending\n")
+
+
+NODES = "sn,cpu_milli,memory_mib,gpu,model\na,8000,1000,1,T4\n"
+PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\nhalf,1000,10,1,500\nmost,1000,10,1,800\n"
+
+
+def of_trace(folder: Path, *words: str) -> Completed:
+    """Run it on a trace of one card: a half arrives, then what does not fit beside it."""
+    (folder / "nodes.csv").write_text(NODES)
+    (folder / "pods.csv").write_text(PODS)
+    (folder / "order.csv").write_text("name\nhalf\nmost\n")
+    files = ("--nodes", folder / "nodes.csv", "--pods", folder / "pods.csv")
+    order = ("--arrivals", folder / "order.csv")
+    return fenka("simulate", *map(str, (*files, *order)), *words)
+
+
+def test_trace_gives_the_allocation_by_load(tmp_path: Path) -> None:
+    """500 of 1,000 parts are allocated when 1,300 have arrived."""
+    result = of_trace(tmp_path, "--policy", "bestfit", "-o", "json")
+    found = json.loads(result.stdout)
+    assert {key: found[key] for key in ("load", "allocation", "refused")} == {
+        **{"load": [130], "allocation": [50.0], "refused": 1},
+    }
+    assert found["refused_though_fitting"] == 0
+    table = of_trace(tmp_path, "--runs", "2", "--processes", "2").stdout.splitlines()
+    assert table[:2] == ["ARRIVED %  ALLOCATED %  DEVIATION", "130        50.00        0.00"]
+    assert table[2].startswith("bid-price, 2 runs: 2 pods refused, the first when 130.0 % had")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--policy", "best"), "--policy must be one of binpack, "),
+        (("--look-ahead", "17"), "--look-ahead must be 1 to 16, not 17"),
+        (("--runs", "0"), "--runs must be 1 to 1000, not 0"),
+        (("--add-nodes", "t4=1"), "--add-nodes and --case are about a cluster"),
+    ],
+)
+def test_options_of_a_trace_are_checked(
+    tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    """One sentence each."""
+    result = of_trace(tmp_path, *words)
+    assert result.exit_code == 2
+    assert sentence in result.stderr

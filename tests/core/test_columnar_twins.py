@@ -16,13 +16,21 @@ from fenka.core.columns import Columns
 from fenka.core.evaluate import Fit, evaluate
 from fenka.core.gangs import PlacementLimits, Placer, PlainPlacer, place_all, place_gang
 from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.policies.candidates import TargetPolicy
+from fenka.core.policies.scores import TARGET_POLICIES
+from fenka.core.policies.target import ExpectedWorkload
+from fenka.core.policies.workload import Typical
 from fenka.core.queue import NO_HISTORY, Allocation, Fairness, PendingRequest, queue_order
 from fenka.core.reasons import NodeRejection, Unschedulable
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.core.usage import UsageTotals
 from tests.core.builders import clusters, requests
 
-POLICIES = st.sampled_from(["binpack", "spread"])
+EXPECTED = (Typical(Request(Memory(5000)), 3), Typical(Request(cards=2, whole=True), 1))
+POLICIES = st.sampled_from(
+    ["binpack", "spread"] * 2
+    + ["bestfit", *(TargetPolicy(name, ExpectedWorkload(EXPECTED)) for name in TARGET_POLICIES)]
+)
 
 
 def devices(nodes: tuple[Node, ...]) -> list[DeviceId]:

@@ -4,6 +4,8 @@ from fenka.cluster.objects import Pod
 from fenka.cluster.pod_columns import LiveColumns
 from fenka.cluster.state import ClusterState
 from fenka.core.policies.candidates import TargetPolicy
+from fenka.core.policies.workload import MAX_KINDS, LearnedWorkload
+from fenka.core.request import Memory, Request
 from fenka.scheduler.workload_learner import RELEARN_PODS, WorkloadLearner, learning_policy
 from tests.builders import a_node, a_pod
 
@@ -23,10 +25,17 @@ def test_policy_without_a_workload_stays_a_plain_name() -> None:
 
 
 def test_pods_count_once_when_they_stay() -> None:
-    """Three pods of 4 units and one of 8, seen twice; pods without cards do not count."""
+    """Three pods of 4 units and one of 8, seen twice; pods without cards, or with a size
+    that cannot be read, do not count.
+    """
     pods = {
         pod.metadata.uid: pod
-        for pod in (*(a_pod(f"p{number}", 4) for number in range(3)), a_pod("q", 8), a_pod("r", 0))
+        for pod in (
+            *(a_pod(f"p{number}", 4) for number in range(3)),
+            a_pod("q", 8),
+            a_pod("r", 0),
+            a_pod("s", "x"),
+        )
     }
     learn, policy = learner("fgd", pods)
     learn.learn()
@@ -59,3 +68,10 @@ def test_prices_are_kept_when_the_workload_changes() -> None:
     assert set(after) == {4, 8}
     assert before > 0
     assert abs(after[4] - before) < 0.2 * before
+
+
+def test_learned_workload_has_few_kinds_when_a_tenant_asks_for_many() -> None:
+    """A kind costs time at each step of the prices."""
+    learned = LearnedWorkload()
+    learned.observe(Request(Memory(size)) for size in range(1, 5 * MAX_KINDS))
+    assert len(learned.typical()) == MAX_KINDS

@@ -62,6 +62,8 @@ class WorkloadLearner:
         pods, target = self._pods(), self._policy.target
         for uid in pods.keys() - self._counted:
             demand = pods[uid].demand(self._cluster.dialects)
+            if demand.dialect is None or demand.error is not None or demand.invalid is not None:
+                continue
             requests = [part.request for part in demand.parts if not part.request.instance]
             self._learned.observe(requests)
             self._new += len(requests)

@@ -14,9 +14,12 @@ import numpy as np
 from fenka.core.columns import CLASS, SLOT, CardClass, Ints
 from fenka.core.policies import levels
 from fenka.core.policies.candidates import FULL, Candidate, NodeCandidate, Score, by_level
-from fenka.core.policies.node_scores import MAX_KNOWN, NodeScores
+from fenka.core.policies.node_scores import NodeScores
 from fenka.core.policies.workload import Workload
 from fenka.core.request import Request
+
+MAX_KNOWN = 20_000
+"""Fragments of states that are remembered, at most."""
 
 Levels = Sequence[tuple[CardClass, int]]
 
@@ -87,8 +90,7 @@ class Fragments:
 
     def node_scores(self, on: NodeScores) -> Ints:
         """Return the score of the best card of each slot."""
-        known = self._scores.setdefault(on.request, {})
-        return on.by_state(known, lambda slots: self._slot_scores(on.part(slots)))
+        return on.by_state(self._scores, lambda slots: self._slot_scores(on.part(slots)))
 
     def _slot_scores(self, on: NodeScores) -> Ints:
         columns, starts = on.columns, on.columns.starts

@@ -10,8 +10,8 @@ from fenka.core.policies import levels
 from fenka.core.policies.candidates import PolicyTarget
 from fenka.core.request import Request
 
-MAX_KNOWN = 200_000
-"""Results that are remembered, at most."""
+MAX_REQUESTS, MAX_KNOWN = 512, 4096
+"""Requests, and states of nodes for each, whose scores are remembered, at most."""
 
 
 class NodeScores:
@@ -69,15 +69,20 @@ class NodeScores:
             *(np.arange(slots.size), self.target),
         )
 
-    def by_state(self, known: dict[int, int], score: Callable[[Ints], Ints]) -> Ints:
+    def by_state(
+        self, known_by_request: dict[Request, dict[int, int]], score: Callable[[Ints], Ints]
+    ) -> Ints:
         """Return a score of each of the slots, which is computed once for nodes of equal state.
 
         Args:
-            known: scores by state, to which those are added that are computed.
+            known_by_request: scores by request and state, to which those are added that are computed.
             score: computes those of some slots.
         """
-        if len(known) > MAX_KNOWN:
-            known.clear()
+        known = known_by_request.get(self.request)
+        if known is None or len(known) > MAX_KNOWN:
+            if len(known_by_request) >= MAX_REQUESTS:
+                known_by_request.clear()
+            known = known_by_request[self.request] = {}
         states, first, of_slot = np.unique(self.states(), return_index=True, return_inverse=True)
         names = states.tolist()
         missing = [place for place, state in enumerate(names) if state not in known]

@@ -268,8 +268,7 @@ class BidPrices:
         """Return how much value each slot's node loses with the best card, in thousandths of a card."""
         if self._known[0] != self.version:
             self._known = self.version, {}
-        known = self._known[1].setdefault(on.request, {})
-        return on.by_state(known, lambda slots: self._losses(on, slots))
+        return on.by_state(self._known[1], lambda slots: self._losses(on, slots))
 
     def _losses(self, on: NodeScores, slots: Ints) -> Ints:
         part = on.part(slots)

@@ -7,6 +7,8 @@ from fenka.core.request import Request
 
 COVERED = 0.95
 """The part of all requests that the typical ones cover."""
+MAX_KINDS = 64
+"""Kinds of requests in a learned workload, at most: the time to price them grows with their number."""
 WEIGHTS = 1_000_000
 """The sum of a learned workload's weights, about."""
 
@@ -85,4 +87,6 @@ class LearnedWorkload:
         scaled = {
             request: round(count / total * WEIGHTS) for request, count in self._counts.items()
         }
-        return typical({request: weight for request, weight in scaled.items() if weight})
+        return typical({request: weight for request, weight in scaled.items() if weight})[
+            :MAX_KINDS
+        ]

@@ -12,12 +12,14 @@ from fenka.core.columnar import (
     CODES,
     FITS,
     NO_CARD,
+    REASONS,
     JointJudgement,
     Judgement,
     count_all,
     count_reasons,
     has_expressions,
 )
+from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.columns import Columns
 from fenka.core.evaluate import Fit, evaluate
 from fenka.core.gangs import place_gang
@@ -291,13 +293,31 @@ def test_policy_without_an_expression_is_scored_by_the_definition() -> None:
     assert judgement.best("last", np.array([True, True, True, False])) == 1
     assert judgement.best("last", np.zeros(4, np.bool_)) is None
     joint = JointJudgement(columns, [units(14)] * 2, "last", reserved)
-    # Nothing is certain then, and the definition decides wherever the first request fits.
+    # Nothing is certain then, and the definition decides on the node with two free cards.
     assert (joint.fits.tolist(), joint.possible.tolist()) == (
         [False] * 4,
-        [True, True, False, True],
+        [True, False, False, False],
     )
+    # Beside the first request on the last free card: n1 has its reserved card left, n3 the one in use.
+    codes, starts = joint.codes(slots)
+    assert starts.tolist() == [0, 2, 4, 6]
+    assert [REASONS[code - 1] if code else None for code in codes.tolist()] == [
+        *(None, None),
+        *(ReasonCode.MEMORY, ReasonCode.RESERVED),
+        *(ReasonCode.RESERVED, ReasonCode.RESERVED),
+        *(ReasonCode.MEMORY, ReasonCode.MEMORY),
+    ]
     columns.set_node(replace(nodes[0], card_policy="last"))
     assert not has_expressions(columns, "spread")
+
+
+@pytest.mark.parametrize("policy", sorted(SCORES))
+def test_every_policy_gives_the_reason_of_the_request_that_fails(policy: str) -> None:
+    """The slice takes the only card, which the whole one lacks then; a P4 of b is too small for the slice."""
+    columns = Columns([node(T4_MIB), node(P4_MIB, name="b")])
+    refused = ColumnarPlacer(columns).place_on_one_node([units(8), whole()], policy)
+    assert isinstance(refused, Unschedulable)
+    assert refused.counts() == {ReasonCode.IN_USE: 1, ReasonCode.MEMORY: 1}
 
 
 @pytest.mark.parametrize(

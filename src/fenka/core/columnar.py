@@ -40,7 +40,7 @@ from fenka.core.columns import (
     NodeColumns,
 )
 from fenka.core.evaluate import FILTERS, Fit, Policy, evaluate
-from fenka.core.gangs import request_size
+from fenka.core.gangs import first_refusal, request_size
 from fenka.core.inventory import DeviceId
 from fenka.core.policies.candidates import target_of
 from fenka.core.policies.node_scores import NodeScores
@@ -270,13 +270,14 @@ class Judgement:
         for slot in slots.tolist():
             node = self.columns.nodes[slot]
             (verdict,) = evaluate(
-                self.columns, self.request, policy, (node,), self._reserved_of(slot)
+                self.columns, self.request, policy, (node,), self.reserved_of(slot)
             )
             assert isinstance(verdict, Fit)
             scores.append((verdict.score, node.name, slot))
         return np.array([slot for *_, slot in sorted(scores)], np.int64)
 
-    def _reserved_of(self, slot: int) -> list[DeviceId]:
+    def reserved_of(self, slot: int) -> list[DeviceId]:
+        """Return the cards of this slot that are kept for other requests."""
         if self._reserved is None:
             return []
         node = self.columns.nodes[slot]
@@ -465,7 +466,7 @@ class JointJudgement:
 
     `gangs.place_gang` on each node is the definition. It begins by placing the requests one after the other,
     which is done here for all nodes at once. Where that fails although each request alone fits, `place_gang`
-    itself decides.
+    itself decides. A policy without an expression for the choice of cards leaves all that to the definition.
 
     Attributes:
         first: the judgement of the first request, by which nodes are ordered.
@@ -480,26 +481,27 @@ class JointJudgement:
         policy: Policy,
         reserved: Bools | None = None,
     ) -> None:
-        self.columns = columns
+        self.columns, self._requests, self._policy = columns, requests, policy
         self.first = Judgement(columns, requests[0], reserved)
         self._in_turn = [self.first]
-        """The judgement of each request on what those before it leave."""
+        """The judgement of each request on what those before it leave, if there are expressions for that."""
         self.fits: Bools = self.first.fits
         self.possible: Bools = self.first.fits
         if len(requests) == 1:
             return
-        if not has_expressions(columns, policy):
+        certain = has_expressions(columns, policy)
+        if certain:
+            self._in_turn = list(_judgements(columns, requests, policy, reserved, self.first))
+            self.fits = np.logical_and.reduce([judgement.fits for judgement in self._in_turn])
+        else:
             self.fits = np.zeros_like(self.fits)
-            return
-        self._in_turn = list(_judgements(columns, requests, policy, reserved, self.first))
-        self.fits = np.logical_and.reduce([judgement.fits for judgement in self._in_turn])
         self.possible = self.fits.copy()
         uncertain = np.flatnonzero(self.first.fits & ~self.fits)
         if uncertain.size:
             uncertain = uncertain[self._possible(requests, reserved, uncertain)]
-        if not uncertain.size:
-            return
         self.possible[uncertain] = True
+        if not certain or not uncertain.size:
+            return
         part = columns.part(uncertain)
         kept = None if reserved is None else reserved[part.columns]
         by_size = tuple(sorted(requests, key=request_size, reverse=True))
@@ -516,6 +518,8 @@ class JointJudgement:
             The codes of the cards of these slots, and where among them those of each slot start.
         """
         cards, starts = self.columns.columns_of(slots)
+        if len(self._in_turn) < len(self._requests):
+            return self._codes_by_definition(slots, starts, self.first.codes(cards)), starts
         if len(self._in_turn) == 1:
             return self.first.codes(cards), starts
         codes = np.zeros(cards.shape, np.uint8)
@@ -527,6 +531,18 @@ class JointJudgement:
                 codes[of_failed] = judgement.codes(cards[of_failed])
             fits &= ~failed
         return codes, starts
+
+    def _codes_by_definition(self, slots: Ints, starts: Ints, codes: Codes) -> Codes:
+        """codes: of the first request, right where that does not fit."""
+        for slot, start in zip(slots.tolist(), starts.tolist(), strict=True):
+            node = self.columns.nodes[slot]
+            if node is not None and self.first.fits[slot]:
+                reserved = self.first.reserved_of(slot)
+                refusal = first_refusal(self.columns, self._requests, self._policy, node, reserved)
+                if refusal is not None:
+                    reasons = [CODES[reason.code] for reason in refusal.reasons]
+                    codes[start : start + len(reasons)] = reasons
+        return codes
 
     def _possible(self, requests: Sequence[Request], reserved: Bools | None, slots: Ints) -> Bools:
         """Return on which of these slots each request fits alone, with room for the sum of all slices."""

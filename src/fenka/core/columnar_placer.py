@@ -9,7 +9,7 @@ import numpy as np
 from fenka.core.columnar import JointJudgement, Judgement, count_all
 from fenka.core.columns import CLASS, FREE_COMPUTE, FREE_MEMORY, NEVER, SLOT, WHOLE, Bools, Columns
 from fenka.core.evaluate import Fit, Policy, evaluate
-from fenka.core.gangs import NO_LIMITS, PlacementLimits, place_gang
+from fenka.core.gangs import NO_LIMITS, PlacementLimits, first_refusal, place_gang
 from fenka.core.inventory import WHOLE_COMPUTE, DeviceId, Node
 from fenka.core.reasons import NodeRejection, ReasonCode, Unschedulable
 from fenka.core.request import Placement, Request
@@ -239,9 +239,10 @@ class _Rejected(Unschedulable):
             for slot in slots[columns.ranks()[slots].argsort()].tolist():
                 node = columns.nodes[slot]
                 assert node is not None
-                placed = place_gang(columns, self._requests, self._policy, (node,), reserved)
-                assert isinstance(placed, Unschedulable)
-                rejections.append(placed.rejections[0])
+                refusal = first_refusal(columns, self._requests, self._policy, node, reserved)
+                # By what its policy has learned since, a request for which a search gave up may have room.
+                if refusal is not None:
+                    rejections.append(refusal)
         return tuple(rejections)
 
     def counts(self) -> Counter[ReasonCode]:

@@ -167,6 +167,22 @@ def place_all(
     return tuple(placement for _, placement in in_order)
 
 
+def first_refusal(
+    view: UsageView,
+    requests: Sequence[Request],
+    policy: Policy,
+    node: Node,
+    reserved: Collection[DeviceId] = NO_DEVICES,
+) -> NodeRejection | None:
+    """Return the reasons that `place_gang` gives if it rejects these requests on this node.
+
+    They are those of the first request that has no room beside the ones before it; None if all have.
+    """
+    placer, limits = PlainPlacer((node,), view), PlacementLimits(frozenset(reserved))
+    _, refusal = _one_by_one(placer, requests, range(len(requests)), policy, limits)
+    return None if refusal is None else refusal.rejections[0]
+
+
 def request_size(request: Request) -> tuple[int, int, int, int]:
     """Return what sorts requests by size."""
     # Nodes may have different units; one fixed unit is enough for an order.

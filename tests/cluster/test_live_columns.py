@@ -2,12 +2,20 @@
 
 import sys
 
-from fenka.cluster.placement import BEST, QueueConstraints
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fenka.cluster.placement import BEST, NO_CONSTRAINTS, QueueConstraints
 from fenka.cluster.pod_columns import MAX_SPARE_VALUES, LiveColumns
 from fenka.cluster.state import ClusterState
 from fenka.core.columns import CARD_MEMORY
-from fenka.dialects import nodes
-from tests.builders import T4_MIB, a_node, a_pod, on_card
+from fenka.core.policies.candidates import TargetPolicy
+from fenka.core.policies.scores import SCORES
+from fenka.core.policies.target import ExpectedWorkload
+from fenka.core.policies.workload import Typical
+from fenka.core.request import Memory, Request
+from fenka.dialects import gpu_manager, nodes
+from tests.builders import GIB, T4_MIB, a_node, a_pod, on_card
 from tests.fakes.evaluators import ComparedEvaluator
 
 
@@ -118,3 +126,47 @@ def test_each_pod_is_evaluated_for_itself_when_nothing_changes() -> None:
     assert evaluator.filter(first, ["n", "m"]).fitting == ["n", "m"]
     assert evaluator.filter(first, ["n", "m"], reserved).fitting == ["n"]
     assert evaluator.filter(second, ["n", "m"]).fitting == ["n", "m"]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.lists(st.sampled_from([7611, T4_MIB]), min_size=1, max_size=3), min_size=1),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 7)), max_size=8),
+    st.lists(st.lists(st.integers(1, 15), min_size=1, max_size=3), min_size=1, max_size=4),
+    st.sampled_from(sorted(SCORES)),
+    st.booleans(),
+)
+def test_every_policy_decides_on_columns_as_on_nodes(
+    sizes: list[list[int]],
+    held: list[tuple[int, int]],
+    asked: list[list[int]],
+    name: str,
+    each: bool,
+) -> None:
+    """Pods of one to three containers, also beside a reserved card; every call is compared.
+
+    each: whether they are of gpu-manager, which places each container. gpushare places them on one card.
+    """
+    names = [f"n{number}" for number in range(len(sizes))]
+    cluster = ClusterState(a_node(it, *cards) for it, cards in zip(names, sizes, strict=True))
+    expected = ExpectedWorkload(
+        (Typical(Request(Memory(5, 1024)), 3), Typical(Request(whole=True), 1))
+    )
+    evaluator = ComparedEvaluator(cluster, TargetPolicy(name, expected))
+    for number, (at, amount) in enumerate(held):
+        on = names[at % len(names)]
+        cluster.set_pod(a_pod(f"h{number}", amount, node=on, annotations=on_card(0, amount)))
+    first = cluster.shared_nodes()[0].node
+    kept = QueueConstraints(frozenset({first.cards[0].uuid}), nodes=frozenset({first.name}))
+    for number, amounts in enumerate(asked):
+        pod = a_pod(f"p{number}", *amounts)
+        if each:
+            for container, amount in zip(pod.spec.containers, amounts, strict=True):
+                memory = str(amount * GIB // gpu_manager.UNIT_MIB)
+                container.resources.limits = {gpu_manager.CORE: "10", gpu_manager.MEMORY: memory}
+        for constraints in (kept, NO_CONSTRAINTS):
+            evaluator.filter(pod, names, constraints)
+            evaluator.evaluate(pod, names, constraints)
+            evaluator.prioritize(pod, names, constraints)
+            evaluator.ranked(pod, names, constraints)
+        evaluator.explain(pod)

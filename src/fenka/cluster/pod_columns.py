@@ -16,7 +16,7 @@ from fenka.cluster.autoscaling import protection_needed_s
 from fenka.cluster.node_admission import AdmissionRule, Infeasible, admission_rule, fits_when_empty
 from fenka.cluster.objects import Pod
 from fenka.cluster.state import ClusterState
-from fenka.core.columnar import CODES, Codes, JointJudgement, count_reasons, has_expressions
+from fenka.core.columnar import CODES, Codes, JointJudgement, count_reasons
 from fenka.core.columns import Bools, Columns, Ints
 from fenka.core.evaluate import Policy
 from fenka.core.gangs import NO_DEVICES, place_gang
@@ -351,8 +351,7 @@ class ColumnarPodEvaluator(placement.PodEvaluator):
         """Return what the pod requests of cards; None if the definition has to decide."""
         demand = pod.demand(self._cluster.dialects)
         known = demand.invalid is None and demand.dialect is not None and not demand.in_instances
-        columnar = known and has_expressions(self._live.read(), self._policy)
-        return demand.parts if columnar else None
+        return demand.parts if known else None
 
     def _names(self, slots: Ints) -> list[str]:
         nodes = self._live.read().nodes

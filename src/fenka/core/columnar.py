@@ -466,7 +466,8 @@ class JointJudgement:
 
     `gangs.place_gang` on each node is the definition. It begins by placing the requests one after the other,
     which is done here for all nodes at once. Where that fails although each request alone fits, `place_gang`
-    itself decides. A policy without an expression for the choice of cards leaves all that to the definition.
+    itself decides. With a policy that has no expression for the choice of cards, only `place_gang`'s
+    attempt by binpack is done here.
 
     Attributes:
         first: the judgement of the first request, by which nodes are ordered.
@@ -489,8 +490,7 @@ class JointJudgement:
         self.possible: Bools = self.first.fits
         if len(requests) == 1:
             return
-        certain = has_expressions(columns, policy)
-        if certain:
+        if has_expressions(columns, policy):
             self._in_turn = list(_judgements(columns, requests, policy, reserved, self.first))
             self.fits = np.logical_and.reduce([judgement.fits for judgement in self._in_turn])
         else:
@@ -500,13 +500,13 @@ class JointJudgement:
         if uncertain.size:
             uncertain = uncertain[self._possible(requests, reserved, uncertain)]
         self.possible[uncertain] = True
-        if not certain or not uncertain.size:
+        if not uncertain.size:
             return
         part = columns.part(uncertain)
         kept = None if reserved is None else reserved[part.columns]
         by_size = tuple(sorted(requests, key=request_size, reverse=True))
         for order, by in dict.fromkeys(((by_size, policy), (by_size, "binpack"))):
-            if (order, by) != (tuple(requests), policy):
+            if has_expressions(columns, by) and (order, by) != (tuple(requests), policy):
                 in_turn = _judgements(part, order, by, kept)
                 fits = np.logical_and.reduce([judgement.fits for judgement in in_turn])
                 self.fits[uncertain] |= fits

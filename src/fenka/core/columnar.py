@@ -30,6 +30,7 @@ from fenka.core.columns import (
     HOST_MEMORY,
     HOST_MEMORY_USED,
     INDEX,
+    LINKS,
     MAX_INDEX,
     MEMORY_SUM,
     SLOT,
@@ -39,7 +40,7 @@ from fenka.core.columns import (
     Ints,
     NodeColumns,
 )
-from fenka.core.evaluate import FILTERS, Fit, Policy, evaluate
+from fenka.core.evaluate import FILTERS, Fit, Policy, best_cards, evaluate, links_missing
 from fenka.core.gangs import request_size
 from fenka.core.inventory import DeviceId
 from fenka.core.reasons import ReasonCode
@@ -183,6 +184,9 @@ class Judgement:
         self._cards = CardJudgement(columns, request, reserved)
         self.request, self.needs, self.card_fits = request, self._cards.needs, self._cards.fits
         self.fits: Bools = _at_least(self.card_fits, columns.starts, request.cards)
+        self._not_linked = self._without_links()
+        if self._not_linked is not None:
+            self.fits &= ~self._not_linked
         self._lacks_cpu = self._lacks(CPU, CPU_USED, request.cpu_milli)
         self._lacks_memory = self._lacks(HOST_MEMORY, HOST_MEMORY_USED, request.host_memory_mib)
         for lacking in (self._lacks_cpu, self._lacks_memory):
@@ -196,6 +200,28 @@ class Judgement:
         hosts = self.columns.hosts
         lacking: Bools = np.maximum(hosts[total] - hosts[used], 0) < needed
         return lacking
+
+    def _without_links(self) -> Bools | None:
+        """Return which nodes have enough cards, but too few that are linked; None if that does not matter."""
+        if not (self.request.linked and self.request.by_links):
+            return None
+        missing = np.zeros_like(self.fits)
+        for slot, distances, fitting in self._linked_cards(np.flatnonzero(self.fits)):
+            missing[slot] = links_missing(self.request, distances, fitting)
+        return missing
+
+    def _linked_cards(self, slots: Ints) -> Iterator[tuple[int, bytes | None, list[int]]]:
+        """Yield each slot, the distances of its cards, and the positions of those that fit."""
+        columns = self.columns
+        by_number = {0: None, **{number: links for links, number in columns.links.items()}}
+        cards, starts = columns.columns_of(slots)
+        ends = [*starts[1:].tolist(), cards.size]
+        fits, numbers = self.card_fits[cards].tolist(), columns.hosts[LINKS, slots].tolist()
+        for slot, start, end, number in zip(
+            slots.tolist(), starts.tolist(), ends, numbers, strict=True
+        ):
+            fitting = [position for position, fit in enumerate(fits[start:end]) if fit]
+            yield slot, by_number[number], fitting
 
     # ---- scores ----
 
@@ -312,6 +338,8 @@ class Judgement:
             is_own = (columns.hosts[CARD_POLICY] == number)[slots]
             keys = np.where(is_own, self._card_keys(own), keys)
         chosen = np.zeros(keys.shape, np.bool_)
+        if self.request.by_links and columns.links:
+            self._choose_linked(keys, chosen)
         for _ in range(self.request.cards):
             best = np.minimum.reduceat(keys, columns.starts)[slots]
             now = (keys == best) & (keys < _LAST)
@@ -319,6 +347,18 @@ class Judgement:
             keys[now] = _LAST
         chosen &= self.fits[slots]
         return chosen
+
+    def _choose_linked(self, keys: Ints, chosen: Bools) -> None:
+        """Choose the cards of the nodes whose distances are known. Their keys are _LAST afterwards."""
+        columns = self.columns
+        slots = np.flatnonzero(self.fits & (columns.hosts[LINKS] > 0))
+        for slot, distances, fitting in self._linked_cards(slots):
+            first = int(columns.starts[slot])
+            fitting.sort(key=lambda position: keys[first + position])
+            chosen[
+                [first + position for position in best_cards(self.request, distances, fitting)]
+            ] = True
+            keys[first : first + int(columns.sizes[slot])] = _LAST
 
     # ---- reasons ----
 
@@ -337,6 +377,8 @@ class Judgement:
         # One card that fits is enough for a request for one card, unless its node lacks something.
         if shortages or self.request.cards > 1:
             shortage = np.where(self.fits, np.uint8(FITS), CODES[ReasonCode.TOO_FEW])
+            if self._not_linked is not None:
+                shortage[self._not_linked] = CODES[ReasonCode.NOT_LINKED]
             for reason, mask in shortages.items():
                 shortage[mask] = CODES[reason]
             # That is the reason of those of its cards that fit by themselves.

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable, hint
 from fenka.core.request import Placement, Request, Slice
+from fenka.core.topology import choose, most_linked
 from fenka.core.usage import CardUsage, EmptyUsage, UsageView
 
 
@@ -260,10 +261,11 @@ def _evaluate_node(
         for card in node.cards
     ]
     reasons = [_first_reason(candidate, request, reserved) for candidate in candidates]
-    fitting = [
-        candidate for candidate, reason in zip(candidates, reasons, strict=True) if reason is None
-    ]
-    shortage = _shortage(view, request, node, len(fitting))
+    fitting = [position for position, reason in enumerate(reasons) if reason is None]
+    distances = node.distances if request.by_links else None
+    shortage = _shortage(view, request, node, len(fitting)) or _missing_links(
+        request, distances, fitting
+    )
     if shortage is not None:
         reasons_of_all = [
             reason or Reason(shortage[0], candidate.card.index, *shortage[1:])
@@ -272,12 +274,51 @@ def _evaluate_node(
         return NodeRejection(node.name, tuple(reasons_of_all))
     on = NodeCandidate(node, request, candidates, _free_share(request, candidates))
     card_score = SCORES[node.card_policy] if node.card_policy else score
-    fitting.sort(key=lambda card: card_score(on, card))
+    fitting.sort(key=lambda position: card_score(on, candidates[position]))
+    cards = [candidates[position] for position in fitting]
+    chosen = best_cards(request, distances, fitting)
     return Fit(
         node.name,
-        min(score(on, card) for card in fitting) if node.card_policy else score(on, fitting[0]),
-        _placement(request, node, fitting[: request.cards]),
-        tuple(candidate.card for candidate in fitting),
+        min(score(on, card) for card in cards) if node.card_policy else score(on, cards[0]),
+        _placement(request, node, [candidates[position] for position in chosen]),
+        tuple(candidate.card for candidate in cards),
+    )
+
+
+def best_cards(request: Request, distances: bytes | None, fitting: Sequence[int]) -> Sequence[int]:
+    """Return the cards of a node that fits which the request gets: the first that belong together most.
+
+    Args:
+        request: the request.
+        distances: of all cards of the node; None if they are not known.
+        fitting: the positions of those that fit, the best first.
+    """
+    if distances is None or not request.by_links:
+        return fitting[: request.cards]
+    chosen = choose(distances, tuple(fitting), request.cards, linked=request.linked)
+    assert chosen is not None, "the node fits"
+    return chosen
+
+
+def _missing_links(
+    request: Request, distances: bytes | None, fitting: Sequence[int]
+) -> tuple[ReasonCode, int, int] | None:
+    """Return how many linked cards the request needs, and how many fit; None if enough do."""
+    if not links_missing(request, distances, fitting):
+        return None
+    most = most_linked(distances, tuple(fitting), request.cards) if distances else 0
+    return ReasonCode.NOT_LINKED, request.cards, most
+
+
+def links_missing(request: Request, distances: bytes | None, fitting: Sequence[int]) -> bool:
+    """Return whether the request needs linked cards, and too few of those that fit are.
+
+    The arguments are as `best_cards` has them. At least as many cards fit as are requested.
+    """
+    if not (request.linked and request.by_links):
+        return False
+    return (
+        distances is None or choose(distances, tuple(fitting), request.cards, linked=True) is None
     )
 
 

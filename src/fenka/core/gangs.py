@@ -233,16 +233,19 @@ class _GangSearch:
             yield from self._on(node, request, fit.cards)
 
     def _on(self, node: Node, request: Request, cards: Sequence[Card]) -> Iterator[Placement]:
-        tried: set[tuple[tuple[object, ...], ...]] = set()
+        tried: set[tuple[object, ...]] = set()
         for chosen in combinations(sorted(cards, key=lambda card: card.rank), request.cards):
             self._left -= 1
             if self._left < 0:
                 return
-            alike = tuple(sorted(self._state(node, card) for card in chosen))
+            part = replace(node, cards=chosen)
+            alike = (
+                *sorted(self._state(node, card) for card in chosen),
+                bytes(sorted(part.distances or b"")) if request.linked else b"",
+            )
             if alike in tried:
                 continue
             tried.add(alike)
-            part = replace(node, cards=chosen)
             (verdict,) = evaluate(self._placer, request, "binpack", (part,), self._limits.reserved)
             if isinstance(verdict, Fit):
                 yield verdict.placement

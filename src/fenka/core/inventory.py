@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NewType
 
+from fenka.core.topology import Links, matrix_of
+
 __all__ = ["value_class"]
 
 if TYPE_CHECKING:
@@ -140,6 +142,7 @@ class Node:
         unit_mib: the unit in which its card memory is requested.
         card_policy: the policy that chooses among its cards, None for that of the request. Nodes are compared
             with each other by the policy of the request.
+        links: how its cards are connected, None if that is not known.
     """
 
     name: str
@@ -148,6 +151,15 @@ class Node:
     memory_mib: int | None = None
     unit_mib: int = 1024
     card_policy: str | None = None
+    links: Links | None = None
+
+    @property
+    def distances(self) -> bytes | None:
+        """The `topology.Distance` of its cards from each other, a row for each; None if they are not known.
+
+        An instance is where its card is.
+        """
+        return matrix_of(self.links, tuple([card.parent or card.uuid for card in self.cards]))
 
 
 def needed_protection_s(duration_s: float | None, *, interruptible: bool) -> float:

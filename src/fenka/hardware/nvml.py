@@ -20,8 +20,10 @@ import pynvml
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.mig.geometry import Geometry, Profile, profile_name
+from fenka.core.topology import Links
 from fenka.core.units import MIB
 from fenka.hardware import driver_places
+from fenka.hardware.nvml_topology import read_cpus, read_links
 
 _NOT_OFFERED = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -283,6 +285,16 @@ class Driver:
             )
             for index, handle in _handles()
         )
+
+    @_translated_errors()
+    def links(self) -> Links | None:
+        """Return how the cards are connected; None for fewer than two, or if the driver cannot tell."""
+        return read_links({pynvml.nvmlDeviceGetUUID(handle): handle for _, handle in _handles()})
+
+    @_translated_errors()
+    def cpus(self, uuid: str) -> frozenset[int]:
+        """Return the CPUs that are nearest to a card; none if the driver cannot tell."""
+        return read_cpus(pynvml.nvmlDeviceGetHandleByUUID(uuid))
 
     @_translated_errors()
     def pci_device(self, uuid: str) -> str:

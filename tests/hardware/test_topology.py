@@ -1,5 +1,6 @@
 """How cards are connected, from the simulated driver's answers to what the core reads."""
 
+import os
 from collections.abc import Callable
 
 import pynvml
@@ -59,14 +60,14 @@ def test_lost_card_has_no_row(make_node: MakeNode) -> None:
 
 def test_cpus_are_those_of_the_socket(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sockets share the CPUs of this machine; an odd one belongs to the first, a single one to both."""
-    real = nvml_topology.os.sysconf("SC_NPROCESSORS_CONF")
+    real = os.sysconf("SC_NPROCESSORS_CONF")
     with Driver.open(make_node("L4*2@sockets").library_dir) as driver:
         first, second = (driver.cpus(card.uuid) for card in driver.cards())
-        online = nvml_topology.os.cpu_count() or 1
+        online = os.cpu_count() or 1
         assert first == frozenset(range((online + 1) // 2))
         assert second == frozenset(range(online // 2, online))
         # A machine with fewer CPUs than the driver's words have bits.
-        monkeypatch.setattr(nvml_topology.os, "sysconf", lambda _: 1)
+        monkeypatch.setattr(os, "sysconf", lambda _: 1)
         assert driver.cpus(driver.cards()[0].uuid) == {0}
     monkeypatch.undo()
     with Driver.open(make_node("L4").library_dir) as driver:

@@ -215,12 +215,10 @@ class Judgement:
         columns = self.columns
         by_number = {0: None, **{number: links for links, number in columns.links.items()}}
         cards, starts = columns.columns_of(slots)
-        ends = [*starts[1:].tolist(), cards.size]
+        spans = zip(starts.tolist(), columns.sizes[slots].tolist(), strict=True)
         fits, numbers = self.card_fits[cards].tolist(), columns.hosts[LINKS, slots].tolist()
-        for slot, start, end, number in zip(
-            slots.tolist(), starts.tolist(), ends, numbers, strict=True
-        ):
-            fitting = [position for position, fit in enumerate(fits[start:end]) if fit]
+        for slot, (start, size), number in zip(slots.tolist(), spans, numbers, strict=True):
+            fitting = [position for position in range(size) if fits[start + position]]
             yield slot, by_number[number], fitting
 
     # ---- scores ----

@@ -24,6 +24,11 @@ CARDS = "fenka.io/cards"
 CORE_MODE = "fenka.io/core-mode"
 """Annotation of a pod: what the compute that it requests means, one of `core.request.COMPUTE_MODES`."""
 
+TOPOLOGY = "fenka.io/topology"
+"""Annotation of a pod: `required` if NVLink must connect each two cards of a container, or `preferred`."""
+
+TOPOLOGIES = ("preferred", "required")
+
 NVIDIA_GPU = "nvidia.com/gpu"
 """Extended resource: whole cards."""
 

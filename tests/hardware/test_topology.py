@@ -10,7 +10,6 @@ from fenka.core.topology import Distance
 from fenka.hardware import nvml_topology
 from fenka.hardware.card_spec import BadSpec, parse_spec
 from fenka.hardware.nvml import Driver
-from fenka.hardware.nvml_topology import cpu_list
 from tests.hardware.client import MakeNode
 
 
@@ -132,15 +131,6 @@ def test_what_a_driver_does_not_support_is_unknown(
             assert driver.links() is None
         else:
             assert rows_of(driver) == rows
-
-
-@pytest.mark.parametrize(
-    ("cpus", "text"),
-    [((), ""), ((3,), "3"), ((0, 1, 2), "0-2"), ((9, 0, 1, 4, 5, 7), "0-1,4-5,7,9")],
-)
-def test_cpu_list_is_linuxs(cpus: tuple[int, ...], text: str) -> None:
-    """As `taskset -c` takes it."""
-    assert cpu_list(cpus) == text
 
 
 def test_unknown_topology_is_refused_with_the_known_ones() -> None:

@@ -62,6 +62,8 @@ ALL = {**STORED, **MESSAGES}
 
 _VALID: Mapping[tuple[str, str], Any] = {
     ("Request", "whole"): False,
+    ("Request", "linked"): False,
+    ("_InventoryCard", "links"): "0",
     ("SchedulerOptions", "policy"): "spread",
 }
 """Fields that are checked beyond their type."""

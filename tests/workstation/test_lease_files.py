@@ -34,7 +34,9 @@ def placed_job(uid: int) -> Job:
 
 def leases(runtime: Runtime) -> Leases:
     """The leases of a daemon in this directory, with a driver that measures nothing."""
-    hardware = SimpleNamespace(driver=SimpleNamespace(simulated=False), context_mib={})
+    hardware = SimpleNamespace(
+        driver=SimpleNamespace(simulated=False), context_mib={}, near_cpus={CARD: {0, 1}}
+    )
     feedback = ComputeFeedback(lambda *_: None, lambda _: None)
     return Leases(
         runtime, cast("Hardware", hardware), native.DIRECTORY, feedback, lambda _: WHOLE_COMPUTE

@@ -596,17 +596,22 @@ class Hardware:
         self.driver = first()
         self.context_mib: dict[str, int] = {}
         """Context overhead by card UUID, of the cards where it could be measured."""
+        self.near_cpus: dict[str, frozenset[int]] = {}
+        """The CPUs that are nearest to a card, by its UUID; none if the driver cannot tell."""
         self._uses = 0
         self._changed = threading.Condition()
 
     def measure(self, cards: Iterable[Card], library: Path | None) -> None:
-        """Measure the device memory that a process's context takes, once per model. Raises NoDriver.
+        """Measure the device memory that a process's context takes, once per model, and read the near CPUs.
+
+        Raises NoDriver.
 
         library: the driver's, as for `Driver.open`. The overhead is hundreds of MiB on large cards, appears
         in no driver call, and differs by model and driver.
         """
         by_model: dict[str, int | None] = {}
         for card in cards:
+            self.near_cpus[card.uuid] = self.driver.cpus(card.uuid)
             if card.model not in by_model:
                 by_model[card.model] = _context_mib(self.driver, card, library)
             overhead = by_model[card.model]

@@ -77,17 +77,6 @@ def read_cpus(handle: Any) -> frozenset[int]:
     )
 
 
-def cpu_list(cpus: Iterable[int]) -> str:
-    """Return CPUs as Linux lists them, `0-47,96-143`; empty for none."""
-    ranges: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if ranges and ranges[-1][1] == cpu - 1:
-            ranges[-1][1] = cpu
-        else:
-            ranges.append([cpu, cpu])
-    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ranges)
-
-
 def _or_none(query: Callable[..., _Value], *arguments: object) -> _Value | None:
     """Return what the driver answers; None for what it, or this card, cannot tell."""
     try:

@@ -216,6 +216,7 @@ def requests(draw: st.DrawFn) -> Request:
         host_memory_mib=draw(st.sampled_from([0, 0, 8000])),
         instance=instance,
         linked=not instance and draw(st.booleans()),
+        near=draw(st.booleans()),
     )
 
 

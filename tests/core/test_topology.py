@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.core.backfill import Timeline
+from fenka.core.columnar_placer import ColumnarPlacer
+from fenka.core.columns import Columns
 from fenka.core.evaluate import Fit, evaluate, never_fits, place
-from fenka.core.gangs import place_gang
+from fenka.core.gangs import PlainPlacer, place_gang
 from fenka.core.inventory import Card, Node
 from fenka.core.queue import Allocation
 from fenka.core.reasons import ReasonCode, Unschedulable
@@ -218,6 +220,43 @@ def test_gang_search_finds_linked_cards_for_all() -> None:
         [[2, 3], [4, 5]],
         [[0, 1], [4, 5]],
     )
+
+
+# ---- between nodes ----
+
+
+def pairs_named(name: str) -> Node:
+    """Four cards of this node, in two pairs."""
+    return linked(node(*[T4_MIB] * 4, name=name), ["0166", "1066", "6601", "6610"])
+
+
+@pytest.mark.parametrize(
+    ("near", "held", "where"),
+    [
+        # The fuller node has 1 and 3, at 6; the emptier one has pairs.
+        (False, {"a": (0, 2), "b": ()}, "a"),
+        (True, {"a": (0, 2), "b": ()}, "b"),
+        # Both have a pair: the policy decides.
+        (True, {"a": (0,), "b": ()}, "a"),
+        # Unknown distances count as the longest.
+        (True, {"c": (0, 1), "b": (0,)}, "b"),
+        (False, {"c": (0, 1), "b": (0,)}, "c"),
+    ],
+)
+@pytest.mark.parametrize("columnar", [False, True])
+def test_connections_choose_the_node_when_preferred(
+    near: bool, held: dict[str, tuple[int, ...]], where: str, columnar: bool
+) -> None:
+    """Otherwise the policy does, and connections choose the cards on it."""
+    nodes = [
+        pairs_named(name) if name != "c" else replace(pairs_named(name), links=None)
+        for name in held
+    ]
+    view = holding(*(taken(*indexes, name=name) for name, indexes in held.items()))
+    placer = ColumnarPlacer(Columns(nodes, view)) if columnar else PlainPlacer(nodes, view)
+    placed = placer.place(replace(whole(2), near=near), "binpack")
+    assert isinstance(placed, Placement)
+    assert placed.node == where
 
 
 # ---- any distances ----

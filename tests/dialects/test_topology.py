@@ -95,30 +95,33 @@ SEVERAL: list[dict[str, int | str]] = [
 ]
 
 
-def linked(*containers: dict[str, int | str], topology: str, cards: str = "") -> list[bool]:
-    """Whether each part of a pod needs NVLink."""
+def asked_for(
+    *containers: dict[str, int | str], topology: str, cards: str = ""
+) -> list[tuple[bool, bool]]:
+    """Whether each part of a pod needs NVLink, and whether its node is chosen by connections."""
     labels = {gpushare.COUNT: cards} if cards else {}
     asked = pod(*containers, annotations={TOPOLOGY: topology}, labels=labels)
     dialect = detect(asked, WITH_HAMI)
     assert dialect is not None
-    return [part.request.linked for part in dialect.parse(asked)]
+    return [(part.request.linked, part.request.near) for part in dialect.parse(asked)]
 
 
 @pytest.mark.parametrize("limits", SEVERAL)
 def test_required_is_of_all_dialects(limits: dict[str, int | str]) -> None:
     """Of a container with several cards."""
-    assert linked(limits, topology="required") == [True]
-    assert linked(limits, topology="preferred") == [False]
+    assert asked_for(limits, topology="required") == [(True, True)]
+    assert asked_for(limits, topology="preferred") == [(False, True)]
 
 
 def test_required_is_of_units_on_several_cards() -> None:
     """In ACK's names."""
-    assert linked({gpushare.MEMORY: 8}, topology="required", cards="2") == [True]
+    assert asked_for({gpushare.MEMORY: 8}, topology="required", cards="2") == [(True, True)]
 
 
 def test_container_with_one_card_needs_no_link() -> None:
     """Beside one with two."""
-    assert linked({NVIDIA_GPU: 1}, {NVIDIA_GPU: 2}, topology="required") == [False, True]
+    parts = asked_for({NVIDIA_GPU: 1}, {NVIDIA_GPU: 2}, topology="required")
+    assert parts == [(False, False), (True, True)]
 
 
 @pytest.mark.parametrize(
@@ -136,4 +139,4 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     """With what to write instead."""
     with pytest.raises(InvalidRecord, match=sentence):
-        linked(limits, topology=topology)
+        asked_for(limits, topology=topology)

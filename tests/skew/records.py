@@ -63,6 +63,7 @@ ALL = {**STORED, **MESSAGES}
 _VALID: Mapping[tuple[str, str], Any] = {
     ("Request", "whole"): False,
     ("Request", "linked"): False,
+    ("Request", "near"): True,
     ("_InventoryCard", "links"): "0",
     ("SchedulerOptions", "policy"): "spread",
 }

@@ -90,6 +90,7 @@ def test_lease_is_closed_when_the_user_is_another(runtime: Runtime, uid: int) ->
 def test_only_the_account_is_writable_when_the_user_is_the_lease_s(runtime: Runtime) -> None:
     """The limits and the list of preloaded libraries can be neither written nor replaced."""
     lease = create_lease(runtime, OWNER)
+    assert (lease / "lease" / "cpus").read_text() == "0-1"
     assert does(OWNER, 'cat "$1/lease/control" "$1/etc/ld.so.preload" && ls "$1/run"', lease)
     assert does(OWNER, 'printf x | dd of="$1/account/slots" bs=1 seek=4096 conv=notrunc', lease)
     for script in (

@@ -59,8 +59,12 @@ class JobOptions:
         list[str] | None, typer.Option("--model", help="only cards of this model; repeatable")
     ] = None
     topology: Annotated[
-        Topology, typer.Option("--topology", help="required: only cards that NVLink connects")
-    ] = "preferred"
+        Topology,
+        typer.Option(
+            "--topology",
+            help="required: only cards that NVLink connects; preferred: the best connected",
+        ),
+    ] = "any"
     numa: Annotated[
         bool, typer.Option("--numa", help="bind the program to the CPUs near its cards")
     ] = False

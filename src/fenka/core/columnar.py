@@ -40,7 +40,16 @@ from fenka.core.columns import (
     Ints,
     NodeColumns,
 )
-from fenka.core.evaluate import FILTERS, Fit, Policy, best_cards, evaluate, links_missing
+from fenka.core.evaluate import (
+    FILTERS,
+    Fit,
+    Policy,
+    best_cards,
+    compares_links,
+    evaluate,
+    links_cost,
+    links_missing,
+)
 from fenka.core.gangs import request_size
 from fenka.core.inventory import DeviceId
 from fenka.core.reasons import ReasonCode
@@ -237,6 +246,16 @@ class Judgement:
         if policy not in _PREFERS_MOST:
             return self._order_by_definition(policy, slots)[:most]
         share = self._share(policy)[slots]
+        if compares_links(self.request):
+            ranked = np.lexsort(
+                (
+                    self.columns.ranks()[slots],
+                    self._best_cards(policy, slots),
+                    share,
+                    self._costs(slots),
+                )
+            )
+            return slots[ranked[:most]]
         if most < slots.size:
             candidates = share <= np.partition(share, most - 1)[most - 1]
             slots, share = slots[candidates], share[candidates]
@@ -251,6 +270,9 @@ class Judgement:
             return None
         if policy not in _PREFERS_MOST:
             return int(self._order_by_definition(policy, slots)[0])
+        if compares_links(self.request):
+            costs = self._costs(slots)
+            slots = slots[costs == costs.min()]
         share = self._share(policy)[slots]
         slots = slots[share == share.min()]
         if slots.size > 1:
@@ -293,6 +315,16 @@ class Judgement:
         for slots, judgement in self._replaced:
             share[slots] = judgement._share(policy)
         return share
+
+    def _costs(self, slots: Ints) -> Ints:
+        """Return the cost of the best cards of each of these slots, which fit."""
+        costs = np.zeros(self.fits.size, np.int64)
+        for slot, distances, fitting in self._linked_cards(slots):
+            costs[slot] = links_cost(self.request, distances, fitting)
+        for replaced, judgement in self._replaced:
+            fit = np.flatnonzero(judgement.fits)
+            costs[replaced[fit]] = judgement._costs(fit)
+        return costs[slots]
 
     @property
     def _of_compute(self) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable, hint
 from fenka.core.request import Placement, Request, Slice
-from fenka.core.topology import choose, most_linked
+from fenka.core.topology import choose, least_cost, most_linked, unknown_cost
 from fenka.core.usage import CardUsage, EmptyUsage, UsageView
 
 
@@ -277,9 +277,12 @@ def _evaluate_node(
     fitting.sort(key=lambda position: card_score(on, candidates[position]))
     cards = [candidates[position] for position in fitting]
     chosen = best_cards(request, distances, fitting)
+    best = min(score(on, card) for card in cards) if node.card_policy else score(on, cards[0])
     return Fit(
         node.name,
-        min(score(on, card) for card in cards) if node.card_policy else score(on, cards[0]),
+        (links_cost(request, distances, sorted(fitting)), *best)
+        if compares_links(request)
+        else best,
         _placement(request, node, [candidates[position] for position in chosen]),
         tuple(candidate.card for candidate in cards),
     )
@@ -308,6 +311,21 @@ def _missing_links(
         return None
     most = most_linked(distances, tuple(fitting), request.cards) if distances else 0
     return ReasonCode.NOT_LINKED, request.cards, most
+
+
+def compares_links(request: Request) -> bool:
+    """Return whether the connections of cards decide between nodes, before the policy."""
+    return request.near and request.by_links
+
+
+def links_cost(request: Request, distances: bytes | None, fitting: Sequence[int]) -> int:
+    """Return the cost of the best cards of a node that fits.
+
+    The arguments are as `best_cards` has them; the positions ascend.
+    """
+    if distances is None:
+        return unknown_cost(request.cards)
+    return least_cost(distances, tuple(fitting), request.cards)
 
 
 def links_missing(request: Request, distances: bytes | None, fitting: Sequence[int]) -> bool:

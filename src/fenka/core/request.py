@@ -92,6 +92,7 @@ class Request:
         models: names of acceptable models, empty for any.
         instance: the MIG profile of the instances that it is for, or ANY_INSTANCE; empty for cards.
         linked: whether each two of its cards must be connected by NVLink.
+        near: whether nodes are compared by how their cards are connected, before the policy.
         cpu_milli: CPU of the node, in thousandths of a core.
         host_memory_mib: memory of the node.
 
@@ -108,6 +109,7 @@ class Request:
     host_memory_mib: int = 0
     instance: str = ""
     linked: bool = False
+    near: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.cards <= MAX_CARDS:

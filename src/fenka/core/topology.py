@@ -129,6 +129,14 @@ def choose(
     return tuple(position for position, taken in zip(positions, chosen, strict=True) if taken)
 
 
+@lru_cache(16384)
+def least_cost(distances: bytes, positions: tuple[int, ...], count: int) -> int:
+    """Return the cost of the cards that belong together most. At least as many can be chosen."""
+    chosen = choose(distances, positions, count)
+    assert chosen is not None, "there are enough"
+    return cost_of(distances, chosen)
+
+
 def most_linked(distances: bytes, positions: tuple[int, ...], count: int) -> int:
     """Return how many of the cards, fewer than `count`, NVLink connects at most; 0 if no two."""
     return next(

@@ -25,7 +25,8 @@ CORE_MODE = "fenka.io/core-mode"
 """Annotation of a pod: what the compute that it requests means, one of `core.request.COMPUTE_MODES`."""
 
 TOPOLOGY = "fenka.io/topology"
-"""Annotation of a pod: `required` if NVLink must connect each two cards of a container, or `preferred`."""
+"""Annotation of a pod: `required` if NVLink must connect each two cards of a container, `preferred` if the
+node is chosen by connections, too. Without it they choose only the cards on the node of the policy."""
 
 TOPOLOGIES = ("preferred", "required")
 

@@ -149,10 +149,10 @@ def with_inside(
 def with_topology(
     pod: base.PodRequest, parts: tuple[base.SliceRequest, ...]
 ) -> tuple[base.SliceRequest, ...]:
-    """Return the slice requests with NVLink between their cards, if the pod's annotation requires it.
+    """Return the slice requests with the connections between their cards that the pod's annotation says.
 
     Raises:
-        InvalidRecord: if it is no such word, or NVLink is required and no container requests several cards.
+        InvalidRecord: if it is no such word, or no container requests several cards.
     """
     text = pod.annotations.get(base.TOPOLOGY)
     if text is None:
@@ -161,15 +161,15 @@ def with_topology(
         raise base.InvalidRecord(
             f"annotation {base.TOPOLOGY} is {text[:40]!r}: write one of {', '.join(base.TOPOLOGIES)}"
         )
-    if text != "required":
-        return parts
     if not any(part.request.by_links for part in parts):
         raise base.InvalidRecord(
             f"annotation {base.TOPOLOGY} is {text}, and no container requests several cards: request more "
             "than one, or leave the annotation out"
         )
     return tuple(
-        msgspec.structs.replace(part, request=replace(part.request, linked=True))
+        msgspec.structs.replace(
+            part, request=replace(part.request, linked=text == "required", near=True)
+        )
         if part.request.by_links
         else part
         for part in parts

@@ -77,8 +77,11 @@ class RoleSpec(
         Meta(title="PROFILE", description="slices within a MIG instance: mig for any, 3g.20gb"),
     ] = ""
     topology: Annotated[
-        Topology, Meta(description="required: only cards of a node that NVLink connects")
-    ] = "preferred"
+        Topology,
+        Meta(
+            description="required: only cards that NVLink connects; preferred: the best connected"
+        ),
+    ] = "any"
     selector: Annotated[dict[str, str], Meta(title="K=V", description="label of the nodes")] = {}
 
     @property
@@ -109,7 +112,7 @@ class RoleSpec(
             raise InvalidRequest(f"--{prefix}inside requires --{prefix}gpu-mem")
         if self.gpu_core and not (self.gpu_mem or self.mig):
             raise InvalidRequest(f"--{prefix}gpu-core requires --{prefix}gpu-mem")
-        if self.topology != "preferred" and not self.gpu:
+        if self.topology != "any" and not self.gpu:
             raise InvalidRequest(f"--{prefix}topology is about several cards: use --{prefix}gpus")
         if self.gpu_core_mode != "hard" and not self.gpu_core:
             raise InvalidRequest(f"--{prefix}gpu-core-mode requires --{prefix}gpu-core")

@@ -47,7 +47,7 @@ class CardHealth:
         self._hardware, self._record, self._on_return = hardware, record, on_return
         self._cards = hardware.driver.cards()
         self.links = hardware.driver.links()
-        """How the cards are connected that the driver showed at the start."""
+        """How the cards are connected that the driver showed at the start, or when one returned."""
         self._errors = _read(record)
         """Reported errors by UUID."""
         self._recording = threading.Lock()
@@ -140,6 +140,7 @@ class CardHealth:
         self._update(lambda errors: _without(errors, returned))
         if returned:
             with contextlib.suppress(NoDriver):
+                self.links = self._hardware.driver.links()
                 self._on_return([card for card in self._cards if card.uuid in returned])
         self._lost = lost
 

@@ -127,6 +127,7 @@ def _request(gpu: GpuResources, unit_mib: int) -> Request:
         models=frozenset(gpu.models),
         instance=gpu.mig or gpu.inside,
         linked=gpu.topology == "required",
+        near=gpu.topology != "any",
     )
 
 

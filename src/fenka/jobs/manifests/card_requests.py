@@ -48,7 +48,7 @@ def card_request(gpu: GpuResources | None, *, hami: bool = True) -> CardRequest:
     if gpu is None:
         return CardRequest()
     request = _of_cards(gpu, hami=hami)
-    if gpu.topology == "preferred":
+    if gpu.topology == "any":
         return request
     return replace(request, annotations=request.annotations | {TOPOLOGY: gpu.topology})
 

@@ -1,7 +1,7 @@
 """Cards that belong together: distances, the best set of cards, and the filter."""
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ from fenka.core.inventory import Card, Node
 from fenka.core.queue import Allocation
 from fenka.core.reasons import ReasonCode, Unschedulable
 from fenka.core.request import InvalidRequest, Placement, Request
-from fenka.core.topology import Distance, Links, choose, cost_of, matrix_of
+from fenka.core.topology import Distance, Links, choose, cost_of, matrix_of, ring
 from fenka.core.usage import EmptyUsage
 from tests.core.builders import (
     T4_MIB,
@@ -220,6 +220,64 @@ def test_gang_search_finds_linked_cards_for_all() -> None:
         [[2, 3], [4, 5]],
         [[0, 1], [4, 5]],
     )
+
+
+# ---- ranks ----
+
+
+@pytest.mark.parametrize(
+    ("where", "cards", "order"),
+    [
+        # 0 1 4 5 are two pairs: 1 + 6 + 1 + 6, and not 6 + 1 + 6 + 1.
+        (PAIRS, (0, 1, 4, 5), (0, 1, 4, 5)),
+        (PAIRS, (0, 4, 1, 5), (0, 1, 5, 4)),
+        # 3 has no link to 4, but to 7: eight links.
+        (MESH, tuple(range(8)), (0, 1, 2, 3, 7, 6, 5, 4)),
+        (MESH, (1, 6, 2), (1, 2, 6)),
+    ],
+)
+def test_ring_has_the_least_cost(
+    where: Node, cards: tuple[int, ...], order: tuple[int, ...]
+) -> None:
+    """From the first card on, in the direction of the closer neighbours."""
+    assert where.distances is not None
+    found = ring(where.distances, cards)
+    assert cost_of_ring(where, found) == cost_of_ring(where, order)
+    assert found[0] == cards[0]
+    assert sorted(found) == sorted(cards)
+
+
+def cost_of_ring(where: Node, cards: tuple[int, ...]) -> list[int]:
+    """The distances from each card to the next."""
+    assert where.links
+    uuids = [where.cards[index].uuid for index in (*cards, cards[0])]
+    return [where.links.distance(*pair) for pair in pairwise(uuids)]
+
+
+def test_ring_of_many_cards_takes_the_nearest() -> None:
+    """Of nine cards in a row, of which neighbours are linked, but for two."""
+    distances = bytes(
+        0 if one == other else 1 if {one, other} in ({0, 8}, {8, 3}) or abs(one - other) == 1 else 6
+        for one in range(9)
+        for other in range(9)
+    )
+    assert ring(distances, (0, 8, 3, 1, 2, 4, 5, 6, 7)) == (0, 8, 3, 2, 1, 4, 5, 6, 7)
+
+
+def test_ranks_of_a_gang_follow_the_links() -> None:
+    """Six members are on 1 2 3 5 6 7 of the mesh, of which 1 2 3 7 6 5 is a ring of links, and two elsewhere."""
+    nodes = (MESH, linked(node(*[T4_MIB] * 2, name="b"), ["01", "10"]))
+    placed = place_gang(holding(taken(0, 4)), [whole()] * 8, "binpack", nodes)
+    assert not isinstance(placed, Unschedulable)
+    ranks = [(it.node, it.slices[0].card) for it in placed]
+    assert ranks == [("a", card) for card in (1, 2, 3, 7, 6, 5)] + [("b", 0), ("b", 1)]
+
+
+def test_ranks_of_other_sizes_stay_where_they_are() -> None:
+    """Only equal requests are exchanged: the second member has two cards."""
+    placed = place_gang(EmptyUsage(), [whole(), whole(2), whole()], "binpack", (PAIRS,))
+    assert not isinstance(placed, Unschedulable)
+    assert [[it.card for it in each.slices] for each in placed] == [[0], [2, 3], [1]]
 
 
 # ---- between nodes ----

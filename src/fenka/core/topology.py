@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, permutations
 from math import comb
 from typing import Any
 
@@ -147,6 +147,36 @@ def most_linked(distances: bytes, positions: tuple[int, ...], count: int) -> int
         ),
         0,
     )
+
+
+MAX_RING = 8
+"""The shortest ring of as many cards is found by trying all 5,040. Of more, the next is the nearest."""
+
+
+@lru_cache(1024)
+def ring(distances: bytes, positions: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the cards in the order of a ring of the least cost, from the first on.
+
+    Of equal rings it is that which has the closest cards first, so that ranks which are split into pairs or
+    fours from the start are connected best.
+
+    Args:
+        distances: of all cards, a row for each.
+        positions: the cards of the ring.
+    """
+    weights = _weights(distances)
+    first, *others = positions
+    if len(positions) > MAX_RING:
+        order, left = [first], others
+        while left:
+            order.append(min(left, key=lambda card: weights[order[-1], card]))
+            left = [card for card in left if card != order[-1]]
+        return tuple(order)
+    orders = np.array([(first, *rest) for rest in permutations(others)], np.int64)
+    steps = weights[orders, np.roll(orders, -1, axis=1)]
+    # The last key of lexsort is the first to sort by.
+    best = np.lexsort((*steps.T[::-1], steps.sum(axis=1)))[0]
+    return tuple(orders[best].tolist())
 
 
 _WITHOUT_NVLINK, _COST_BITS = 1 << 14, 26

@@ -265,7 +265,7 @@ def test_ring_of_many_cards_takes_the_nearest() -> None:
 
 
 def test_ranks_of_a_gang_follow_the_links() -> None:
-    """Six members are on 1 2 3 5 6 7 of the mesh, of which 1 2 3 7 6 5 is a ring of links, and two elsewhere."""
+    """On the mesh 1 2 3 7 6 5 is a ring of links; the two other members follow on the other node."""
     nodes = (MESH, linked(node(*[T4_MIB] * 2, name="b"), ["01", "10"]))
     placed = place_gang(holding(taken(0, 4)), [whole()] * 8, "binpack", nodes)
     assert not isinstance(placed, Unschedulable)

@@ -315,7 +315,8 @@ def _missing_links(
 
 def compares_links(request: Request) -> bool:
     """Return whether the connections of cards decide between nodes, before the policy."""
-    return request.near and request.by_links
+    # All sets that NVLink connects cost the same.
+    return request.near and request.by_links and not request.linked
 
 
 def links_cost(request: Request, distances: bytes | None, fitting: Sequence[int]) -> int:

@@ -158,8 +158,8 @@ def place_all(
     for order, by in ((range(len(requests)), policy), (by_size, policy), (by_size, "binpack")):
         placed, refusal = _one_by_one(placer, requests, order, by, limits)
         if refusal is None:
-            found = [placed[number] for number in range(len(requests))]
-            return _along_links(placer, requests, found)
+            all_placed = [placed[number] for number in range(len(requests))]
+            return _along_links(placer, requests, all_placed)
         if refused is None:
             refused = refusal.with_hint(
                 f"{len(placed)} of the gang's {len(requests)} would fit together"
@@ -205,7 +205,7 @@ def _ring(node: Node, placements: list[Placement]) -> list[Placement]:
     """Return placements on one node in the order of a ring, from the one with the first card on."""
     position = {card.uuid: place for place, card in enumerate(node.cards)}
     on_card: dict[int, list[Placement]] = {}
-    for placement in sorted(placements, key=lambda it: position[it.slices[0].uuid]):
+    for placement in sorted(placements, key=lambda placement: position[placement.slices[0].uuid]):
         on_card.setdefault(position[placement.slices[0].uuid], []).append(placement)
     distances = node.distances
     cards = tuple(on_card)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable, hint
 from fenka.core.request import Placement, Request, Slice
-from fenka.core.topology import choose, least_cost, most_linked, unknown_cost
 from fenka.core.usage import CardUsage, EmptyUsage, UsageView
 
 
@@ -298,6 +297,8 @@ def best_cards(request: Request, distances: bytes | None, fitting: Sequence[int]
     """
     if distances is None or not request.by_links:
         return fitting[: request.cards]
+    from fenka.core.connections import choose
+
     chosen = choose(distances, tuple(fitting), request.cards, linked=request.linked)
     assert chosen is not None, "the node fits"
     return chosen
@@ -309,6 +310,8 @@ def _missing_links(
     """Return how many linked cards the request needs, and how many fit; None if enough do."""
     if not links_missing(request, distances, fitting):
         return None
+    from fenka.core.connections import most_linked
+
     most = most_linked(distances, tuple(fitting), request.cards) if distances else 0
     return ReasonCode.NOT_LINKED, request.cards, most
 
@@ -324,6 +327,8 @@ def links_cost(request: Request, distances: bytes | None, fitting: Sequence[int]
 
     The arguments are as `best_cards` has them; the positions ascend.
     """
+    from fenka.core.connections import least_cost, unknown_cost
+
     if distances is None:
         return unknown_cost(request.cards)
     return least_cost(distances, tuple(fitting), request.cards)
@@ -336,6 +341,8 @@ def links_missing(request: Request, distances: bytes | None, fitting: Sequence[i
     """
     if not (request.linked and request.by_links):
         return False
+    from fenka.core.connections import choose
+
     return (
         distances is None or choose(distances, tuple(fitting), request.cards, linked=True) is None
     )

@@ -16,7 +16,6 @@ from fenka.core.evaluate import Fit, Policy, evaluate, place
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.reasons import NodeRejection, Unschedulable
 from fenka.core.request import Placement, Request
-from fenka.core.topology import ring
 from fenka.core.usage import EmptyUsage, UsageOverlay, UsageView
 
 SEARCH_LIMIT = 2000
@@ -209,7 +208,11 @@ def _ring(node: Node, placements: list[Placement]) -> list[Placement]:
         on_card.setdefault(position[placement.slices[0].uuid], []).append(placement)
     distances = node.distances
     cards = tuple(on_card)
-    order = cards if distances is None or len(cards) < 3 else ring(distances, cards)
+    order = cards
+    if distances is not None and len(cards) > 2:
+        from fenka.core.connections import ring
+
+        order = ring(distances, cards)
     return [placement for card in order for placement in on_card[card]]
 
 

@@ -16,10 +16,9 @@ from itertools import combinations
 
 from fenka.core.evaluate import Fit, evaluate
 from fenka.core.gangs import place_gang
-from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.inventory import Card, DeviceId, Distance, Links, Node
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
-from fenka.core.topology import Distance, Links
 from fenka.core.usage import UsageTotals
 
 NODES, CARDS, ARRIVALS, LOAD, SEEDS = 16, 8, 1000, 0.75, 3

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fenka.core.backfill import Backfill, Timeline, complete, held_by_user
 from fenka.core.gangs import PlainPlacer
-from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.inventory import Card, DeviceId, Links, Node
 from fenka.core.ledger import Entry
 from fenka.core.preemption import VictimCandidate
 from fenka.core.queue import (
@@ -21,7 +21,6 @@ from fenka.core.queue import (
     queue_order,
 )
 from fenka.core.request import ANY_INSTANCE, Memory, Placement, Request, Slice
-from fenka.core.topology import Links
 from fenka.core.usage import CardUsage, UsageTotals, UsageView
 
 GIB = 1024

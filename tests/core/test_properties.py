@@ -9,11 +9,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fenka.core.evaluate import SCORES, Fit, evaluate, place
-from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.inventory import Card, DeviceId, Distance, Links, Node
 from fenka.core.ledger import Conflict, Ledger
 from fenka.core.reasons import ReasonCode, Unschedulable
 from fenka.core.request import Placement, Request
-from fenka.core.topology import Distance, Links
 from fenka.core.usage import EmptyUsage, UsageView
 from tests.core.builders import T4_MIB, card, clusters, device, requests, units
 

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from fenka.core.backfill import Timeline
 from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.columns import Columns
-from fenka.core.connections import choose, cost_of, ring
 from fenka.core.evaluate import Fit, evaluate, never_fits, place
 from fenka.core.gangs import PlainPlacer, place_gang
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, Distance, Links, Node, matrix_of
 from fenka.core.queue import Allocation
 from fenka.core.reasons import ReasonCode, Unschedulable
 from fenka.core.request import InvalidRequest, Placement, Request
-from fenka.core.topology import Distance, Links, matrix_of
+from fenka.core.topology import choose, cost_of, ring
 from fenka.core.usage import EmptyUsage
 from tests.core.builders import (
     T4_MIB,

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.core.inventory import Card, DeviceId
-from fenka.core.topology import Links
+from fenka.core.inventory import Card, DeviceId, Links
 from fenka.dialects import gpu_manager, gpushare, hami
 from fenka.dialects.base import CARDS, NVIDIA_GPU, TOPOLOGY, InvalidRecord
 from fenka.dialects.nodes import decode_node, encode_inventory

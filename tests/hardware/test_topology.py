@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pynvml
 import pytest
 
-from fenka.core.topology import Distance
+from fenka.core.inventory import Distance
 from fenka.hardware import nvml_topology
 from fenka.hardware.card_spec import BadSpec, parse_spec
 from fenka.hardware.nvml import Driver

@@ -18,11 +18,10 @@ import grpc
 import grpc.aio
 
 from fenka.core.gangs import place_gang
-from fenka.core.inventory import Card, DeviceId
+from fenka.core.inventory import Card, DeviceId, Links
 from fenka.core.inventory import Node as CoreNode
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Slice
-from fenka.core.topology import Links
 from fenka.core.units import units_to_mib
 from fenka.core.usage import UsageTotals
 from fenka.dialects import gpushare

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from fenka.core.inventory import Card
-from fenka.core.topology import Distance
+from fenka.core.inventory import Card, Distance
 from fenka.hardware.nvml import Reading
 from fenka.hardware.xids import APPLICATION_XIDS, INFO_XIDS, is_fatal_xid
 from fenka.node.inventory import CardHealth

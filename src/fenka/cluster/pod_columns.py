@@ -20,10 +20,9 @@ from fenka.core.columnar import CODES, Codes, JointJudgement, count_reasons, has
 from fenka.core.columns import Bools, Columns, Ints
 from fenka.core.evaluate import Policy
 from fenka.core.gangs import NO_DEVICES, place_gang
-from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.inventory import Card, DeviceId, Links, Node
 from fenka.core.reasons import ReasonCode, Unschedulable, counts_sentence
 from fenka.core.request import Request
-from fenka.core.topology import Links
 from fenka.core.usage import UsageOverlay, UsageView
 from fenka.dialects.base import SliceRequest
 

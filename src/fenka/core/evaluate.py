@@ -297,7 +297,7 @@ def best_cards(request: Request, distances: bytes | None, fitting: Sequence[int]
     """
     if distances is None or not request.by_links:
         return fitting[: request.cards]
-    from fenka.core.connections import choose
+    from fenka.core.topology import choose
 
     chosen = choose(distances, tuple(fitting), request.cards, linked=request.linked)
     assert chosen is not None, "the node fits"
@@ -310,7 +310,7 @@ def _missing_links(
     """Return how many linked cards the request needs, and how many fit; None if enough do."""
     if not links_missing(request, distances, fitting):
         return None
-    from fenka.core.connections import most_linked
+    from fenka.core.topology import most_linked
 
     most = most_linked(distances, tuple(fitting), request.cards) if distances else 0
     return ReasonCode.NOT_LINKED, request.cards, most
@@ -327,7 +327,7 @@ def links_cost(request: Request, distances: bytes | None, fitting: Sequence[int]
 
     The arguments are as `best_cards` has them; the positions ascend.
     """
-    from fenka.core.connections import least_cost, unknown_cost
+    from fenka.core.topology import least_cost, unknown_cost
 
     if distances is None:
         return unknown_cost(request.cards)
@@ -341,7 +341,7 @@ def links_missing(request: Request, distances: bytes | None, fitting: Sequence[i
     """
     if not (request.linked and request.by_links):
         return False
-    from fenka.core.connections import choose
+    from fenka.core.topology import choose
 
     return (
         distances is None or choose(distances, tuple(fitting), request.cards, linked=True) is None

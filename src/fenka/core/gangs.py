@@ -210,7 +210,7 @@ def _ring(node: Node, placements: list[Placement]) -> list[Placement]:
     cards = tuple(on_card)
     order = cards
     if distances is not None and len(cards) > 2:
-        from fenka.core.connections import ring
+        from fenka.core.topology import ring
 
         order = ring(distances, cards)
     return [placement for card in order for placement in on_card[card]]

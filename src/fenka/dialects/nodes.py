@@ -12,9 +12,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.inventory import MAX_LINKED_CARDS, UNKNOWN, Card, DeviceId, Links, Node, matrix_of
 from fenka.core.request import MAX_CARDS, MAX_MEMORY_MIB, InvalidRequest, Request
-from fenka.core.topology import MAX_LINKED_CARDS, UNKNOWN, Links, matrix_of
 from fenka.dialects import base, card_records
 from fenka.dialects.card_records import CardIndex
 from fenka.dialects.gpushare import COUNT, MEMORY
@@ -77,7 +76,7 @@ class _InventoryCard(msgspec.Struct, omit_defaults=True):
     unleased: str = ""
     """The users of that memory, in a sentence."""
     links: Annotated[str, msgspec.Meta(pattern=r"^[0-9]*\Z", max_length=MAX_LINKED_CARDS)] = ""
-    """Its `topology.Distance` from each card, in the order of the list; empty if that is not known."""
+    """Its `Distance` from each card, in the order of the list; empty if that is not known."""
 
 
 class _Inventory(msgspec.Struct):

@@ -18,9 +18,8 @@ from typing import Any, Self, TypeVar
 import pynvml
 
 from fenka.core.errors import FenkaError
-from fenka.core.inventory import Card, DeviceId
+from fenka.core.inventory import Card, DeviceId, Links
 from fenka.core.mig.geometry import Geometry, Profile, profile_name
-from fenka.core.topology import Links
 from fenka.core.units import MIB
 from fenka.hardware import driver_places
 from fenka.hardware.nvml_topology import read_cpus, read_links

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from fenka.core.topology import UNKNOWN, Distance, Links
+from fenka.core.inventory import UNKNOWN, Distance, Links
 
 _Value = TypeVar("_Value")
 

@@ -137,6 +137,7 @@ def test_reading_is_none_when_the_card_does_not_report_it(
         "utilisation": None,
         "temperature_c": None,
         "power_w": None,
+        "power_limit_w": 70.0,
     }
 
 

@@ -52,6 +52,12 @@
 #define FENKA_NODE_MIG_INSTANCE_SHIFT 3
 #define FENKA_NODE_LANES 121
 
+/* How the cards are connected. Earlier versions wrote 0 there. */
+#define FENKA_NODE_FLAT 0     /* all below one host bridge */
+#define FENKA_NODE_NVSWITCH 1 /* two sockets with PCIe switches, and NVSwitches between all cards */
+#define FENKA_NODE_BRIDGES 2  /* two sockets, and NVLink bridges between pairs of cards */
+#define FENKA_NODE_SOCKETS 3  /* two sockets with PCIe switches, without NVLink */
+
 /* How many processes that have ended are remembered with the time that they had of a card. */
 #define FENKA_NODE_PAST 256
 
@@ -184,7 +190,9 @@ struct fenka_node {
     uint32_t slots_used;   /* slots from this one on were never taken; written by the server */
     char driver_version[80];
     uint64_t generations; /* the last one given out */
-    uint64_t reserved[4];
+    uint32_t topology;    /* FENKA_NODE_FLAT, …; with cpus fixed when the node is created */
+    uint32_t cpus;        /* of the machine */
+    uint64_t reserved[3];
     struct fenka_node_card cards[16];          /* FENKA_NODE_CARDS */
     struct fenka_node_process processes[1024]; /* FENKA_NODE_SLOTS */
     uint64_t memory[16][1024];                 /* bytes of device memory held: [card][slot] */

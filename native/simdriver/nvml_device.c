@@ -122,10 +122,12 @@ nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned int
 
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci) {
     uint32_t card;
-    unsigned numbers[3];
     TRY(nvml_card(device, &card));
-    if (!pci)
-        return NVML_ERROR_INVALID_ARGUMENT;
+    return pci ? nvml_pci(card, pci) : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+nvmlReturn_t nvml_pci(uint32_t card, nvmlPciInfo_t *pci) {
+    unsigned numbers[3];
     if (!parse_pci(node_state->cards[card].pci_bus_id, numbers))
         return NVML_ERROR_UNKNOWN;
     memset(pci, 0, sizeof *pci);
@@ -179,25 +181,5 @@ nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, nvmlBrandType_t *brand) {
     *brand = strstr(name, "GeForce") ? NVML_BRAND_GEFORCE
              : strstr(name, "Tesla") ? NVML_BRAND_TESLA
                                      : NVML_BRAND_NVIDIA;
-    return NVML_SUCCESS;
-}
-
-/* All CPUs are near. */
-nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int words, unsigned long *set) {
-    uint32_t card;
-    TRY(nvml_card(device, &card));
-    if (!set)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    memset(set, 0xff, words * sizeof *set);
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t one, nvmlDevice_t other, nvmlGpuTopologyLevel_t *level) {
-    uint32_t card;
-    TRY(nvml_card(one, &card));
-    TRY(nvml_card(other, &card));
-    if (!level)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *level = one == other ? NVML_TOPOLOGY_INTERNAL : NVML_TOPOLOGY_HOSTBRIDGE;
     return NVML_SUCCESS;
 }

@@ -26,6 +26,8 @@ nvmlReturn_t nvml_ready(void);
  * fallen off the bus. */
 nvmlReturn_t nvml_card(nvmlDevice_t device, uint32_t *card);
 nvmlDevice_t nvml_handle(uint32_t card);
+/* The place of a card, also of a lost one. */
+nvmlReturn_t nvml_pci(uint32_t card, nvmlPciInfo_t *pci);
 /* What a handle stands for: a card, or an instance that is a device of its own. Functions that instances do not have
  * use nvml_card, which returns NVML_ERROR_NOT_SUPPORTED for them. */
 struct nvml_target {

@@ -172,6 +172,14 @@ def test_pod_is_unserved_when_it_requests_instances(pod: Json) -> None:
     assert "it requests MIG instances, and nodes are planned for cards" in why_not(pod)
 
 
+def test_pod_is_unserved_when_it_requires_nvlink() -> None:
+    """How the cards of a new node are connected is not known before it is there."""
+    pod = pod_json("a", 4)
+    pod["metadata"]["annotations"] = {"fenka.io/topology": "required"}
+    pod["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "2"}}
+    assert "it requires NVLink between its cards" in why_not(pod)
+
+
 def test_divided_card_counts_once_and_takes_no_slices() -> None:
     """Its instances are no cards of the planning case."""
     node = mig_node_json("gpu", "A100", "T4", present={(0, "1g.5gb", 0): "own"})

@@ -11,6 +11,7 @@ from tests.fakes.api_server import FakeApiServer, in_thread
 
 AS_ON_MACOS = """
 import fcntl, os, signal, socket, sys, types
+import zoneinfo  # asks how this Python was built
 sys.platform = "darwin"
 settings = sys.modules["_scproxy"] = types.ModuleType("_scproxy")
 settings._get_proxy_settings = settings._get_proxies = dict

@@ -1,12 +1,14 @@
 """Cards, nodes and requests for the core's tests, by hand and by Hypothesis."""
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
+from itertools import combinations
 
 from hypothesis import strategies as st
 
 from fenka.core.backfill import Backfill, Timeline, complete, held_by_user
 from fenka.core.gangs import PlainPlacer
-from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.inventory import Card, DeviceId, Links, Node
 from fenka.core.ledger import Entry
 from fenka.core.preemption import VictimCandidate
 from fenka.core.queue import (
@@ -169,8 +171,26 @@ def clusters(draw: st.DrawFn, *, most_nodes: int = 3, most_cards: int = 4) -> tu
         cpu = draw(st.none() | st.integers(0, 16000))
         memory = draw(st.none() | st.integers(0, 64000))
         unit_mib = draw(st.sampled_from([GIB, GIB, 256, 1]))
-        nodes.append(Node(name, tuple(cards), cpu, memory, unit_mib))
+        made = Node(name, tuple(cards), cpu, memory, unit_mib)
+        nodes.append(replace(made, links=draw(st.none() | links(made))))
     return tuple(nodes)
+
+
+def linked(made: Node, rows: Iterable[str]) -> Node:
+    """The node with these distances, "0166" for a card with NVLink to the second of four."""
+    devices = tuple(it.uuid for it in made.cards if it.parent is None)
+    return replace(made, links=Links(devices, bytes(int(it) for row in rows for it in row)))
+
+
+@st.composite
+def links(draw: st.DrawFn, made: Node) -> Links:
+    """Any distances of the node's cards."""
+    devices = tuple(it.uuid for it in made.cards if it.parent is None)
+    count = len(devices)
+    rows = [bytearray(count) for _ in devices]
+    for one, other in combinations(range(count), 2):
+        rows[one][other] = rows[other][one] = draw(st.sampled_from([1, 1, 4, 6]))
+    return Links(devices, b"".join(map(bytes, rows)))
 
 
 @st.composite
@@ -184,6 +204,7 @@ def requests(draw: st.DrawFn) -> Request:
         memory = Memory(draw(st.integers(1, 17000)))
     compute = {"compute": st.integers(1, 100), "whole": st.just(0)}.get(kind, st.integers(0, 60))
     models = st.sets(st.sampled_from(sorted(SIZES)), min_size=1, max_size=2).map(frozenset)
+    instance = draw(st.sampled_from([""] * 4 + [ANY_INSTANCE, "1g.5gb"]))
     return Request(
         memory=memory,
         compute=draw(compute),
@@ -192,7 +213,9 @@ def requests(draw: st.DrawFn) -> Request:
         models=draw(st.just(frozenset[str]()) | models),
         cpu_milli=draw(st.sampled_from([0, 0, 1000, 4000])),
         host_memory_mib=draw(st.sampled_from([0, 0, 8000])),
-        instance=draw(st.sampled_from([""] * 4 + [ANY_INSTANCE, "1g.5gb"])),
+        instance=instance,
+        linked=not instance and draw(st.booleans()),
+        near=draw(st.booleans()),
     )
 
 

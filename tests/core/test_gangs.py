@@ -229,7 +229,7 @@ def test_size_is_by_whole_cards_then_cards_memory_and_compute(
     [
         # 8 + 6 on each of the cards that are left
         ([units(8), units(6), units(8), units(6)], "b1", ["a0", "a0", "a1", "a1"]),
-        ([units(8)] * 3, "a0", ["b0", "b1", "a1"]),
+        ([units(8)] * 3, "a0", ["a1", "b0", "b1"]),
         ([whole(2), units(1)], "a0", ["b0+b1", "a1"]),
         ([units(4, cards=2)] * 2, "b0", ["a0+a1", "a0+a1"]),
         ([Request(compute=60)] * 3, "b1", ["a0", "a1", "b0"]),

@@ -92,6 +92,7 @@ def test_reasons_cover_every_card_once(
             ReasonCode.CPU,
             ReasonCode.HOST_MEMORY,
             ReasonCode.TOO_FEW,
+            ReasonCode.NOT_LINKED,
         }
         for reason in verdict.reasons:
             assert (reason.needed > reason.available >= 0) == (reason.code in measured)

@@ -1,14 +1,15 @@
 """Properties that hold for every cluster, request and policy."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fenka.core.evaluate import Fit, evaluate, place
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Distance, Links, Node
 from fenka.core.ledger import Conflict, Ledger
 from fenka.core.policies.scores import SCORES
 from fenka.core.reasons import ReasonCode, Unschedulable
@@ -154,10 +155,18 @@ def test_ledger_accepts_no_set_of_cards_when_a_node_is_rejected(
             and (not request.models or each.model in request.models)
         ]
         taken = [each for each in willing if self_contained(ledger, node, each, request)]
-        if len(taken) >= request.cards:
+        sets = combinations((each.uuid for each in taken), request.cards)
+        if any(not request.linked or have_nvlink(node, devices) for devices in sets):
             # Only the host can be the reason then.
             whys = {reason.code for reason in verdict.reasons}
             assert whys & {ReasonCode.CPU, ReasonCode.HOST_MEMORY}
+
+
+def have_nvlink(node: Node, devices: Iterable[DeviceId]) -> bool:
+    """Return whether each two of these cards are known to have NVLink."""
+    pairs = combinations(devices, 2)
+    links = node.links or Links((), b"")
+    return all(links.distance(*pair) == Distance.NVLINK for pair in pairs)
 
 
 def self_contained(ledger: Ledger, node: Node, each: Card, request: Request) -> bool:

@@ -160,7 +160,7 @@ def test_counts_are_sorted_by_number_and_then_as_they_are_declared() -> None:
     assert counts_sentence(every) == f"0/{len(ReasonCode)} GPUs fit: {listed}"
     every[ReasonCode.HOST_MEMORY] += 1
     assert counts_sentence(every).startswith(
-        "0/14 GPUs fit: 2 too little host memory, 1 too little m"
+        "0/15 GPUs fit: 2 too little host memory, 1 too little m"
     )
     assert counts_sentence(Counter()) == "there is no GPU"
     assert (

@@ -2,6 +2,7 @@
 against the machine's own."""
 
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -58,6 +59,24 @@ def test_readings_are_plausible(driver: Driver) -> None:
         assert reading.utilisation is None or 0 <= reading.utilisation <= 100
         assert reading.temperature_c is None or 0 < reading.temperature_c < 120
         assert reading.power_w is None or 0 < reading.power_w < 2000
+
+
+def test_distances_are_of_all_cards_and_symmetric(driver: Driver) -> None:
+    """A card is at distance 0 from itself alone; a driver with one card, or that cannot tell, has none."""
+    links, uuids = driver.links(), [card.uuid for card in driver.cards()]
+    if links is None:
+        return
+    assert list(links.devices) == uuids
+    for one in uuids:
+        for other in uuids:
+            assert links.distance(one, other) == links.distance(other, one)
+            assert (links.distance(one, other) == 0) == (one == other)
+
+
+def test_nearest_cpus_are_the_machines(driver: Driver) -> None:
+    """None if the driver cannot tell."""
+    for card in driver.cards():
+        assert driver.cpus(card.uuid) <= set(range(os.sysconf("SC_NPROCESSORS_CONF")))
 
 
 def test_processes_are_on_cards(driver: Driver) -> None:
@@ -118,6 +137,7 @@ def test_reading_is_none_when_the_card_does_not_report_it(
         "utilisation": None,
         "temperature_c": None,
         "power_w": None,
+        "power_limit_w": 70.0,
     }
 
 

@@ -8,6 +8,7 @@ import json
 import shutil
 import tempfile
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ import grpc
 import grpc.aio
 
 from fenka.core.gangs import place_gang
-from fenka.core.inventory import Card, DeviceId
+from fenka.core.inventory import Card, DeviceId, Links
 from fenka.core.inventory import Node as CoreNode
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Slice
@@ -309,6 +310,15 @@ class FakeDriver:
         """Stand in for `Driver.cards`."""
         return self.shown
 
+    def links(self) -> Links | None:
+        """Stand in for `Driver.links`: the cards 0 and 1, 2 and 3, … are pairs."""
+        uuids = [card.uuid for card in self.shown]
+        pairs = [(one, other) for one in range(len(uuids)) for other in range(len(uuids))]
+        rows = bytes(
+            0 if one == other else 1 if one // 2 == other // 2 else 6 for one, other in pairs
+        )
+        return Links(tuple(uuids), rows) if len(uuids) > 1 else None
+
     def geometry(self, _: str) -> None:
         """Stand in for `Driver.geometry`, of cards without MIG."""
 
@@ -555,7 +565,8 @@ def lease_files(
     driver = files.simulated_edits(library, root / "node")
     paths = root / "leases", root / "cdi", library
     return LeaseFiles(
-        *paths, contexts_mib or {}, lambda _: driver, lambda *_: None, _nothing_mounted
+        *(*paths, contexts_mib or {}, lambda _: driver, lambda *_: None, _nothing_mounted),
+        near_cpus=defaultdict(lambda: {0, 1, 2, 5}),
     )
 
 

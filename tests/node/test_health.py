@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from fenka.core.inventory import Card
+from fenka.core.inventory import Card, Distance
 from fenka.hardware.nvml import Reading
 from fenka.hardware.xids import APPLICATION_XIDS, INFO_XIDS, is_fatal_xid
 from fenka.node.inventory import CardHealth
@@ -27,6 +27,19 @@ def test_card_is_healthy_again_when_it_was_lost_and_returns() -> None:
     assert health.error(card(0).uuid) is None
     assert [shown.cordoned for shown in health.cards({1})] == [False, True]
     assert isinstance(health.readings[card(0).uuid], Reading)
+
+
+def test_distances_are_read_again_when_a_card_returns() -> None:
+    """The driver shows none of a lost card."""
+    hardware = FakeHardware((card(0),))
+    health = CardHealth(hardware)  # type: ignore[arg-type]
+    health.restore([card(0), card(1)])
+    health.refresh()
+    assert health.links is None
+    hardware.cards = (card(0), card(1))
+    health.refresh()
+    assert health.links is not None
+    assert health.links.distance(card(0).uuid, card(1).uuid) == Distance.NVLINK
 
 
 def test_reported_error_is_kept_when_the_program_restarts(tmp_path: Path) -> None:

@@ -203,8 +203,10 @@ async def test_positions_are_settled_when_the_queue_has_been_scheduled_with_all_
 
 
 async def test_request_schedules_the_queue_when_the_background_has_not() -> None:
-    """As when the loop is busy."""
+    """As when the loop is busy. A pod that has come frees no card."""
     cluster = changed_queue()
+    cluster.queue.refreshed(0)
+    cluster.holds("new", 0, 1)
     cluster.now = REQUEST_INTERVAL_S - 0.01
     assert not await was_scheduled(cluster, by_request=True)
     cluster.now = REQUEST_INTERVAL_S + 0.01
@@ -217,3 +219,16 @@ def test_queue_is_scheduled_at_once_when_a_pod_would_be_rejected_otherwise() -> 
     before = cluster.queue.state.snapshot
     cluster.queue.constraints(make("later", 4, 2), final=True)
     assert cluster.queue.state.snapshot is not before
+
+
+def test_later_pod_does_not_take_a_card_that_has_just_become_free() -> None:
+    """14 units, of which a pod that waits needs 12; 4 on the other card. It was told so before they were free."""
+    cluster = ExtenderHarness([node_json("n", T4_MIB, T4_MIB)])
+    cluster.holds("stays", 0, 10)
+    cluster.holds("old", 1, 14)
+    head, later = make("head", 12, 1), make("later", 5, 2)
+    cluster.wait(head, later)
+    cluster.queue.refreshed(0)
+    cluster.gone("old")
+    assert cluster.filter(later) == []
+    assert cluster.filter(head) == ["n"]

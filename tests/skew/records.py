@@ -62,6 +62,9 @@ ALL = {**STORED, **MESSAGES}
 
 _VALID: Mapping[tuple[str, str], Any] = {
     ("Request", "whole"): False,
+    ("Request", "linked"): False,
+    ("Request", "near"): True,
+    ("_InventoryCard", "links"): "0",
     ("SchedulerOptions", "policy"): "spread",
 }
 """Fields that are checked beyond their type."""

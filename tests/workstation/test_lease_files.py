@@ -34,7 +34,9 @@ def placed_job(uid: int) -> Job:
 
 def leases(runtime: Runtime) -> Leases:
     """The leases of a daemon in this directory, with a driver that measures nothing."""
-    hardware = SimpleNamespace(driver=SimpleNamespace(simulated=False), context_mib={})
+    hardware = SimpleNamespace(
+        driver=SimpleNamespace(simulated=False), context_mib={}, near_cpus={CARD: {0, 1}}
+    )
     feedback = ComputeFeedback(lambda *_: None, lambda _: None)
     return Leases(
         runtime, cast("Hardware", hardware), native.DIRECTORY, feedback, lambda _: WHOLE_COMPUTE
@@ -88,6 +90,7 @@ def test_lease_is_closed_when_the_user_is_another(runtime: Runtime, uid: int) ->
 def test_only_the_account_is_writable_when_the_user_is_the_lease_s(runtime: Runtime) -> None:
     """The limits and the list of preloaded libraries can be neither written nor replaced."""
     lease = create_lease(runtime, OWNER)
+    assert (lease / "lease" / "cpus").read_text() == "0-1"
     assert does(OWNER, 'cat "$1/lease/control" "$1/etc/ld.so.preload" && ls "$1/run"', lease)
     assert does(OWNER, 'printf x | dd of="$1/account/slots" bs=1 seek=4096 conv=notrunc', lease)
     for script in (

@@ -36,6 +36,7 @@ REASONS = {
     ReasonCode.CORDONED: "an administrator has taken the card out",
     ReasonCode.RESERVED: "the card is kept for a request that is first",
     ReasonCode.TOO_FEW: "the node has too few such cards for a request of several",
+    ReasonCode.NOT_LINKED: "NVLink connects too few such cards of the node, and the request requires it",
     ReasonCode.CPU: "the host has less CPU left than the request",
     ReasonCode.HOST_MEMORY: "the host has less memory left than the request",
 }

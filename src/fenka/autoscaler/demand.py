@@ -280,6 +280,10 @@ def case_request(
     parts = pod.demand(dialects).parts
     if pod.demand(dialects).in_instances:
         raise Inexpressible("it requests MIG instances, and nodes are planned for cards")
+    if any(part.request.linked for part in parts):
+        raise Inexpressible(
+            "it requires NVLink between its cards, and nodes are planned without their connections"
+        )
     if len(parts) > 1:
         raise Inexpressible(
             f"{len(parts)} of its containers request cards, and nodes are planned for one request a pod: "

@@ -92,7 +92,7 @@ def conceal(password: str) -> None:
             ctypes.memset(start + match.start(), ord("x"), len(secret))
 
 
-_HERE_ONLY = (*("model", "no_wait", "isolation", "allow_user_namespaces", "time_limit"),)
+_HERE_ONLY = ("model", "no_wait", "isolation", "allow_user_namespaces", "time_limit", "numa")
 
 
 _OF_ALL_JOBS = {parameter.name for parameter in fields(JobOptions)}
@@ -219,6 +219,7 @@ def _spec(options: JobOptions, given: Mapping[str, Any], idle_s: float | None) -
         "cards": 1 if gpu.whole else gpu.cards,
         "mig": gpu.mig,
         "inside": gpu.inside,
+        "topology": gpu.topology,
         "priority": options.priority,
     }
     spec = parse_fields({**own, **given}, NotebookSpec)

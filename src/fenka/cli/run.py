@@ -17,7 +17,14 @@ from fenka.cli.common_options import CoreModeOption, CoreOption, MemoryOption, p
 from fenka.cli.error_report import UserError, print_error, report_errors
 from fenka.core.errors import INVALID_INPUT, NOT_EXECUTABLE, PROGRAM_NOT_FOUND
 from fenka.jobs import notebook as jupyter
-from fenka.jobs.job_spec import GpuResources, Isolation, JobKind, JobSpec, generate_name
+from fenka.jobs.job_spec import (
+    GpuResources,
+    Isolation,
+    JobKind,
+    JobSpec,
+    Topology,
+    generate_name,
+)
 from fenka.jobs.processes import BackgroundProcess, start_in_background
 from fenka.local import runs
 from fenka.local.launch import Launcher
@@ -51,6 +58,16 @@ class JobOptions:
     model: Annotated[
         list[str] | None, typer.Option("--model", help="only cards of this model; repeatable")
     ] = None
+    topology: Annotated[
+        Topology,
+        typer.Option(
+            "--topology",
+            help="required: only cards that NVLink connects; preferred: the best connected",
+        ),
+    ] = "any"
+    numa: Annotated[
+        bool, typer.Option("--numa", help="bind the program to the CPUs near its cards")
+    ] = False
     name: Annotated[str, typer.Option("--name", help="name for ps, logs and stop")] = ""
     no_wait: Annotated[bool, typer.Option("--no-wait", help="fail if nothing is free now")] = False
     timeout: Annotated[
@@ -109,6 +126,7 @@ class JobOptions:
             self.model or [],
             self.mig,
             self.inside,
+            self.topology,
         )
 
     def spec(self, kind: JobKind, command: list[str], gang: int | None = None) -> JobSpec:
@@ -171,6 +189,7 @@ class JobOptions:
             not self.no_wait and self.timeout != 0,
             self.timeout or None,
             environment or {},
+            self.numa,
         )
 
 

@@ -8,6 +8,7 @@ never each hold a half: neither holds anything before it has all.
 Which pods a gang consists of, and how many of them lack a card.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -155,6 +156,12 @@ class GangMembers:
         except InvalidRecord:
             return False
         return gang is None or self.status(gang).present >= gang.minimum
+
+
+def _rank(name: str) -> list[tuple[int, str]]:
+    """Return what sorts the pods of a job by the numbers in their names: `train-worker-10` is after `-9`."""
+    parts = re.split(r"([0-9]{1,9})", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 RESERVATION_TTL_S = 30.0
@@ -406,7 +413,11 @@ class GangScheduler:
             and admits(self._cluster, name, list(parts.values()))
         )
         if nodes:
-            requests = {uid: part.request for uid, part in parts.items()}
+            # Jobs number their pods in the names, so that ranks follow the connections of cards.
+            ranked = sorted(members, key=lambda member: _rank(member.metadata.name))
+            requests = {
+                uid: parts[uid].request for uid in (member.metadata.uid for member in ranked)
+            }
             placer = ColumnarPlacer(self.live.read().copy())
             fixed = self._as_planned(members, requests, placer, PlacementLimits(reserved, nodes))
             closed = [

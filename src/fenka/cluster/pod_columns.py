@@ -20,7 +20,7 @@ from fenka.core.columnar import CODES, Codes, JointJudgement, count_reasons
 from fenka.core.columns import Bools, Columns, Ints
 from fenka.core.evaluate import Policy
 from fenka.core.gangs import NO_DEVICES, place_gang
-from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.inventory import Card, DeviceId, Links, Node
 from fenka.core.reasons import ReasonCode, Unschedulable, counts_sentence
 from fenka.core.request import Request
 from fenka.core.usage import UsageOverlay, UsageView
@@ -116,23 +116,26 @@ class LiveColumns:
 
 def _kind(node: Node) -> Node:
     """Return a node that holds the same when empty, and is equal for all such nodes."""
-    usable = (
-        (card.memory_mib, card.unleased_mib, card.drawn_mib, card.compute, card.model, card.profile)
-        for card in node.cards
-        if card.open
-    )
+    usable = sorted((card for card in node.cards if card.open), key=_size)
     cards = tuple(
         Card(
-            *(index, DeviceId(str(index)), model, memory_mib, compute),
-            profile=profile,
-            unleased_mib=unleased_mib,
-            drawn_mib=drawn_mib,
+            *(index, DeviceId(str(index)), card.model, card.memory_mib, card.compute),
+            profile=card.profile,
+            unleased_mib=card.unleased_mib,
+            drawn_mib=card.drawn_mib,
         )
-        for index, (memory_mib, unleased_mib, drawn_mib, compute, model, profile) in enumerate(
-            sorted(usable)
-        )
+        for index, card in enumerate(usable)
     )
-    return replace(node, name="", cards=cards)
+    distances = replace(node, cards=tuple(usable)).distances
+    links = Links(tuple(card.uuid for card in cards), distances) if distances else None
+    return replace(node, name="", cards=cards, links=links)
+
+
+def _size(card: Card) -> tuple[int, int, int, int, str, str]:
+    return (
+        *(card.memory_mib, card.unleased_mib, card.drawn_mib, card.compute),
+        *(card.model, card.profile),
+    )
 
 
 _FITS = placement.Feasible((), ())

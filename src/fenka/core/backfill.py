@@ -12,7 +12,7 @@ from math import inf
 from typing import TypeVar
 
 from fenka.core import queue
-from fenka.core.evaluate import Fit, Policy, evaluate, fits_card
+from fenka.core.evaluate import Fit, Policy, best_cards, evaluate, fits_card, links_missing
 from fenka.core.gangs import PlacementLimits, Placer, place_all
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.reasons import Unschedulable
@@ -133,15 +133,31 @@ class Timeline:
         cards = availabilities(request, node, allocations)
         if added:
             cards = sorted(map(self._after_reservation, cards), key=CardAvailability.order)
-        if len(cards) < request.cards:
+        needed = self._earliest_cards(request, node, cards)
+        if needed is None:
             return None
-        needed = cards[: request.cards]
         return EarliestStart(
             max(self._now, needed[-1].at),
             sum(card.uncertain for card in needed),
             node,
             tuple(card.card for card in needed),
         )
+
+    def _earliest_cards(
+        self, request: Request, node: Node, cards: Sequence[CardAvailability]
+    ) -> Sequence[CardAvailability] | None:
+        """Return as many cards as are requested, the first that are free and may be together.
+
+        cards: those that fit by themselves, the earliest first.
+        """
+        if not (request.linked and request.by_links):
+            return cards[: request.cards] if len(cards) >= request.cards else None
+        for count in range(request.cards, len(cards) + 1):
+            distances = replace(node, cards=tuple(card.card for card in cards[:count])).distances
+            if not links_missing(request, distances, range(count)):
+                chosen = best_cards(request, distances, range(count))
+                return [cards[position] for position in chosen]
+        return None
 
     def _after_reservation(self, card: CardAvailability) -> CardAvailability:
         """A card that is free now is kept for its reservation until that has started."""

@@ -30,6 +30,7 @@ from fenka.core.columns import (
     HOST_MEMORY,
     HOST_MEMORY_USED,
     INDEX,
+    LINKS,
     MAX_INDEX,
     MEMORY_SUM,
     SLOT,
@@ -39,7 +40,16 @@ from fenka.core.columns import (
     Ints,
     NodeColumns,
 )
-from fenka.core.evaluate import FILTERS, Fit, Policy, evaluate
+from fenka.core.evaluate import (
+    FILTERS,
+    Fit,
+    Policy,
+    best_cards,
+    compares_links,
+    evaluate,
+    links_cost,
+    links_missing,
+)
 from fenka.core.gangs import first_refusal, request_size
 from fenka.core.inventory import DeviceId
 from fenka.core.policies.candidates import target_of
@@ -190,6 +200,9 @@ class Judgement:
             if request.cards
             else np.array([node is not None for node in columns.nodes], np.bool_)
         )
+        self._not_linked = self._without_links()
+        if self._not_linked is not None:
+            self.fits &= ~self._not_linked
         self._lacks_cpu = self._lacks(CPU, CPU_USED, request.cpu_milli)
         self._lacks_memory = self._lacks(HOST_MEMORY, HOST_MEMORY_USED, request.host_memory_mib)
         for lacking in (self._lacks_cpu, self._lacks_memory):
@@ -203,6 +216,26 @@ class Judgement:
         hosts = self.columns.hosts
         lacking: Bools = np.maximum(hosts[total] - hosts[used], 0) < needed
         return lacking
+
+    def _without_links(self) -> Bools | None:
+        """Return which nodes have enough cards, but too few that are linked; None if that does not matter."""
+        if not (self.request.linked and self.request.by_links):
+            return None
+        missing = np.zeros_like(self.fits)
+        for slot, distances, fitting in self._linked_cards(np.flatnonzero(self.fits)):
+            missing[slot] = links_missing(self.request, distances, fitting)
+        return missing
+
+    def _linked_cards(self, slots: Ints) -> Iterator[tuple[int, bytes | None, list[int]]]:
+        """Yield each slot, the distances of its cards, and the positions of those that fit."""
+        columns = self.columns
+        by_number = {0: None, **{number: links for links, number in columns.links.items()}}
+        cards, starts = columns.columns_of(slots)
+        spans = zip(starts.tolist(), columns.sizes[slots].tolist(), strict=True)
+        fits, numbers = self.card_fits[cards].tolist(), columns.hosts[LINKS, slots].tolist()
+        for slot, (start, size), number in zip(slots.tolist(), spans, numbers, strict=True):
+            fitting = [position for position in range(size) if fits[start + position]]
+            yield slot, by_number[number], fitting
 
     # ---- scores ----
 
@@ -219,11 +252,23 @@ class Judgement:
         most = most or slots.size
         if policy in COLUMN_KEYS and slots.size:
             keys = self._node_keys(policy, slots)
+            if compares_links(self.request):
+                keys = self._costs(slots), *keys
             best_first: Ints = slots[np.lexsort((self.columns.ranks()[slots], *keys[::-1]))[:most]]
             return best_first
         if policy not in _PREFERS_MOST:
             return self._order_by_definition(policy, slots)[:most]
         share = self._share(policy)[slots]
+        if compares_links(self.request):
+            ranked = np.lexsort(
+                (
+                    self.columns.ranks()[slots],
+                    self._best_cards(policy, slots),
+                    share,
+                    self._costs(slots),
+                )
+            )
+            return slots[ranked[:most]]
         if most < slots.size:
             candidates = share <= np.partition(share, most - 1)[most - 1]
             slots, share = slots[candidates], share[candidates]
@@ -236,6 +281,9 @@ class Judgement:
         slots = np.flatnonzero(self.fits if among is None else self.fits & among)
         if not slots.size:
             return None
+        if compares_links(self.request):
+            costs = self._costs(slots)
+            slots = slots[costs == costs.min()]
         if policy in COLUMN_KEYS:
             among = np.ones(slots.size, np.bool_)
             for key in self._node_keys(policy, slots):
@@ -302,6 +350,16 @@ class Judgement:
             share[slots] = judgement._share(policy)
         return share
 
+    def _costs(self, slots: Ints) -> Ints:
+        """Return the cost of the best cards of each of these slots, which fit."""
+        costs = np.zeros(self.fits.size, np.int64)
+        for slot, distances, fitting in self._linked_cards(slots):
+            costs[slot] = links_cost(self.request, distances, fitting)
+        for replaced, judgement in self._replaced:
+            fit = np.flatnonzero(judgement.fits)
+            costs[replaced[fit]] = judgement._costs(fit)
+        return costs[slots]
+
     @property
     def _of_compute(self) -> bool:
         return self.request.memory is None and not self.request.whole
@@ -346,6 +404,8 @@ class Judgement:
             is_own = (columns.hosts[CARD_POLICY] == number)[slots]
             keys = np.where(is_own, self._card_keys(own), keys)
         chosen = np.zeros(keys.shape, np.bool_)
+        if self.request.by_links and columns.links:
+            self._choose_linked(keys, chosen)
         for _ in range(self.request.cards):
             best = np.minimum.reduceat(keys, columns.starts)[slots]
             now = (keys == best) & (keys < _LAST)
@@ -353,6 +413,18 @@ class Judgement:
             keys[now] = _LAST
         chosen &= self.fits[slots]
         return chosen
+
+    def _choose_linked(self, keys: Ints, chosen: Bools) -> None:
+        """Choose the cards of the nodes whose distances are known. Their keys are _LAST afterwards."""
+        columns = self.columns
+        slots = np.flatnonzero(self.fits & (columns.hosts[LINKS] > 0))
+        for slot, distances, fitting in self._linked_cards(slots):
+            first = int(columns.starts[slot])
+            fitting.sort(key=lambda position: keys[first + position])
+            chosen[
+                [first + position for position in best_cards(self.request, distances, fitting)]
+            ] = True
+            keys[first : first + int(columns.sizes[slot])] = _LAST
 
     # ---- reasons ----
 
@@ -371,6 +443,8 @@ class Judgement:
         # One card that fits is enough for a request for one card, unless its node lacks something.
         if shortages or self.request.cards > 1:
             shortage = np.where(self.fits, np.uint8(FITS), CODES[ReasonCode.TOO_FEW])
+            if self._not_linked is not None:
+                shortage[self._not_linked] = CODES[ReasonCode.NOT_LINKED]
             for reason, mask in shortages.items():
                 shortage[mask] = CODES[reason]
             # That is the reason of those of its cards that fit by themselves.

@@ -111,6 +111,10 @@ class ColumnarPlacer:
         """Return a placer of the same nodes on which nothing is allocated."""
         return ColumnarPlacer(self._columns.emptied())
 
+    def node_named(self, name: str) -> Node:
+        """Return one of the nodes."""
+        return self._node(self._columns.slot(name))
+
     @property
     def change(self) -> int:
         """Return the number of changes up to now."""

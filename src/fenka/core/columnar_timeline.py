@@ -231,6 +231,8 @@ class ColumnarTimeline(Timeline):
 
     def _plain_nodes(self, request: Request) -> set[str]:
         """Return the nodes that the definition decides about."""
+        if request.linked and request.by_links:
+            return set(self.nodes)
         plain = {name for name, added in self._added.items() if added}
         if request.cpu_milli or request.host_memory_mib:
             plain |= {name for name, node in self.nodes.items() if needs_host(request, node)}

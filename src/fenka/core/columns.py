@@ -36,7 +36,8 @@ CLASS, INDEX, SLOT, CARD_MEMORY, CARD_COMPUTE = range(5)
     CPU,
     HOST_MEMORY,
     CARD_POLICY,
-) = range(9)
+    LINKS,
+) = range(10)
 """Rows of `Columns.hosts`. The sums are over the open cards of the node."""
 
 MAX_INDEX = (1 << 13) - 1
@@ -102,7 +103,7 @@ class CardColumns:
         exists: bool, False for a column that no card has now.
         open: bool, True for cards that exist and are `Card.open`.
         starts: int64, the first column of each group.
-        hosts: int64, the rows FREE_MEMORY_SUM to CARD_POLICY, a column for each group.
+        hosts: int64, the rows FREE_MEMORY_SUM to LINKS, a column for each group.
         classes: the number of each class of cards.
     """
 
@@ -153,6 +154,7 @@ class NodeColumns(CardColumns):
         sizes: int64, the number of columns of each slot.
         nodes: the node of each slot, None for a slot that no node has now.
         card_policies: the number of each policy that nodes have of their own, in the row CARD_POLICY.
+        links: the number of each `Node.distances`, in the row LINKS; 0 there if they are not known.
         most_cards: the most cards that a node has had.
     """
 
@@ -161,6 +163,7 @@ class NodeColumns(CardColumns):
     sizes: Ints
     nodes: list[Node | None]
     card_policies: dict[str, int]
+    links: dict[bytes, int]
     most_cards: int
     _slots: dict[str, int]
     _ranks: Ints | None = None
@@ -287,7 +290,8 @@ class PartOfColumns(NodeColumns):
         self.exists, self.open = whole.exists[self.columns], whole.open[self.columns]
         self.hosts, self.classes = whole.hosts[:, slots], whole.classes
         self.nodes = [whole.nodes[slot] for slot in slots.tolist()]
-        self.card_policies, self.most_cards = whole.card_policies, whole.most_cards
+        self.card_policies, self.links = whole.card_policies, whole.links
+        self.most_cards = whole.most_cards
         self._slots = {node.name: slot for slot, node in enumerate(self.nodes) if node is not None}
 
 
@@ -298,6 +302,7 @@ class Columns(NodeColumns):
         self.nodes: list[Node | None] = []
         self.classes: dict[CardClass, int] = {}
         self.card_policies: dict[str, int] = {}
+        self.links: dict[bytes, int] = {}
         self._slots: dict[str, int] = {}
         self._spans: list[slice] = []
         """The card columns of each slot."""
@@ -309,7 +314,7 @@ class Columns(NodeColumns):
         self._arrays: dict[str, Ints | Bools] = {
             "usage": np.zeros((6, 0), np.int64),
             "cards": np.zeros((5, 0), np.int64),
-            "hosts": np.zeros((9, 0), np.int64),
+            "hosts": np.zeros((10, 0), np.int64),
             "starts": np.zeros(0, np.int64),
             "sizes": np.zeros(0, np.int64),
             **{name: np.zeros(0, np.bool_) for name in _FLAGS},
@@ -390,6 +395,8 @@ class Columns(NodeColumns):
         number = len(self.card_policies) + 1
         own = node.card_policy
         self.hosts[CARD_POLICY, slot] = self.card_policies.setdefault(own, number) if own else 0
+        number, distances = len(self.links) + 1, node.distances
+        self.hosts[LINKS, slot] = self.links.setdefault(distances, number) if distances else 0
         self.set_usage(node.name, view or EmptyUsage())
 
     def remove_node(self, name: str) -> None:
@@ -431,7 +438,7 @@ class Columns(NodeColumns):
             return
         self._shared = False
         self.nodes, self.classes = self.nodes.copy(), self.classes.copy()
-        self.card_policies = self.card_policies.copy()
+        self.card_policies, self.links = self.card_policies.copy(), self.links.copy()
         self._slots, self._columns = self._slots.copy(), self._columns.copy()
         self._spans = self._spans.copy()
         self._vacant = {size: slots.copy() for size, slots in self._vacant.items()}

@@ -5,7 +5,7 @@ decides whether a request fits. To add a rule, write a filter and add it to FILT
 score function and add it to `policies.scores.SCORES`.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fenka.core.inventory import Card, DeviceId, Node
@@ -213,7 +213,10 @@ def _evaluate_node(
     ]
     reasons = [_first_reason(candidate, request, reserved) for candidate in candidates]
     positions = [position for position, reason in enumerate(reasons) if reason is None]
-    shortage = _shortage(view, request, node, len(positions))
+    distances = node.distances if request.by_links else None
+    shortage = _shortage(view, request, node, len(positions)) or _missing_links(
+        request, distances, positions
+    )
     if shortage is not None:
         reasons_of_all = [
             reason or Reason(shortage[0], candidate.card.index, *shortage[1:])
@@ -227,14 +230,83 @@ def _evaluate_node(
     )
     score, name = SCORES[policy], node.card_policy or policy
     own = CARD_SCORES.get(name) or SCORES[name]
-    fitting = [candidates[position] for position in positions] if request.cards else [NO_CARD]
-    if len(fitting) > 1:
-        fitting.sort(key=lambda card: (own(on, card), card.card.rank))
+    in_order = positions
+    if len(positions) > 1 and request.cards:
+        in_order = sorted(
+            positions,
+            key=lambda position: (own(on, candidates[position]), candidates[position].card.rank),
+        )
+    fitting = [candidates[position] for position in in_order] if request.cards else [NO_CARD]
+    best = min(score(on, card) for card in fitting) if node.card_policy else score(on, fitting[0])
+    if compares_links(request):
+        best = (links_cost(request, distances, positions), *best)
+    chosen = best_cards(request, distances, in_order)
     return Fit(
         node.name,
-        min(score(on, card) for card in fitting) if node.card_policy else score(on, fitting[0]),
-        _placement(request, node, fitting[: request.cards]),
+        best,
+        _placement(request, node, [candidates[position] for position in chosen]),
         tuple(card.card for card in fitting[: len(positions)]),
+    )
+
+
+def best_cards(request: Request, distances: bytes | None, fitting: Sequence[int]) -> Sequence[int]:
+    """Return the cards of a node that fits which the request gets: the first that belong together most.
+
+    Args:
+        request: the request.
+        distances: of all cards of the node; None if they are not known.
+        fitting: the positions of those that fit, the best first.
+    """
+    if distances is None or not request.by_links:
+        return fitting[: request.cards]
+    from fenka.core.topology import choose
+
+    chosen = choose(distances, tuple(fitting), request.cards, linked=request.linked)
+    assert chosen is not None, "the node fits"
+    return chosen
+
+
+def _missing_links(
+    request: Request, distances: bytes | None, fitting: Sequence[int]
+) -> tuple[ReasonCode, int, int] | None:
+    """Return how many linked cards the request needs, and how many fit; None if enough do."""
+    if not links_missing(request, distances, fitting):
+        return None
+    from fenka.core.topology import most_linked
+
+    most = most_linked(distances, tuple(fitting), request.cards) if distances else 0
+    return ReasonCode.NOT_LINKED, request.cards, most
+
+
+def compares_links(request: Request) -> bool:
+    """Return whether the connections of cards decide between nodes, before the policy."""
+    # All sets that NVLink connects cost the same.
+    return request.near and request.by_links and not request.linked
+
+
+def links_cost(request: Request, distances: bytes | None, fitting: Sequence[int]) -> int:
+    """Return the cost of the best cards of a node that fits.
+
+    The arguments are as `best_cards` has them; the positions ascend.
+    """
+    from fenka.core.topology import least_cost, unknown_cost
+
+    if distances is None:
+        return unknown_cost(request.cards)
+    return least_cost(distances, tuple(fitting), request.cards)
+
+
+def links_missing(request: Request, distances: bytes | None, fitting: Sequence[int]) -> bool:
+    """Return whether the request needs linked cards, and too few of those that fit are.
+
+    The arguments are as `best_cards` has them. At least as many cards fit as are requested.
+    """
+    if not (request.linked and request.by_links):
+        return False
+    from fenka.core.topology import choose
+
+    return (
+        distances is None or choose(distances, tuple(fitting), request.cards, linked=True) is None
     )
 
 

@@ -66,6 +66,9 @@ class Placer(UsageView, Protocol):
     def emptied(self) -> "Placer":
         """Return a placer of the same nodes on which nothing is allocated."""
 
+    def node_named(self, name: str) -> Node:
+        """Return one of the nodes."""
+
 
 class PlainPlacer(UsageOverlay):
     """The definition of a `Placer`: it evaluates each node for each request."""
@@ -112,6 +115,10 @@ class PlainPlacer(UsageOverlay):
         """Return a placer of the same nodes on which nothing is allocated."""
         return PlainPlacer(self._nodes, EmptyUsage())
 
+    def node_named(self, name: str) -> Node:
+        """Return one of the nodes."""
+        return next(node for node in self._nodes if node.name == name)
+
     def _among(self, limits: PlacementLimits) -> Sequence[Node]:
         names = limits.among
         return [node for node in self._nodes if names is None or node.name in names]
@@ -150,7 +157,8 @@ def place_all(
     for order, by in ((range(len(requests)), policy), (by_size, policy), (by_size, "binpack")):
         placed, refusal = _one_by_one(placer, requests, order, by, limits)
         if refusal is None:
-            return tuple(placed[number] for number in range(len(requests)))
+            all_placed = [placed[number] for number in range(len(requests))]
+            return _along_links(placer, requests, all_placed)
         if refused is None:
             refused = refusal.with_hint(
                 f"{len(placed)} of the gang's {len(requests)} would fit together"
@@ -164,7 +172,48 @@ def place_all(
     if chosen is None:
         return refused
     in_order = sorted(zip(by_size, chosen, strict=True), key=lambda numbered: numbered[0])
-    return tuple(placement for _, placement in in_order)
+    return _along_links(placer, requests, [placement for _, placement in in_order])
+
+
+def _along_links(
+    placer: Placer, requests: Sequence[Request], placements: Sequence[Placement]
+) -> tuple[Placement, ...]:
+    """Return the placements with those of equal requests exchanged, so that the next one is the nearest.
+
+    Nodes follow each other by name. On each of them the first cards of the placements form a ring.
+    """
+    by_request: dict[Request, list[int]] = {}
+    for number, request in enumerate(requests):
+        by_request.setdefault(request, []).append(number)
+    result = list(placements)
+    for numbers in by_request.values():
+        by_node: dict[str, list[Placement]] = {}
+        for number in numbers:
+            by_node.setdefault(placements[number].node, []).append(placements[number])
+        in_order = [
+            placement
+            for name in sorted(by_node)
+            for placement in _ring(placer.node_named(name), by_node[name])
+        ]
+        for number, placement in zip(numbers, in_order, strict=True):
+            result[number] = placement
+    return tuple(result)
+
+
+def _ring(node: Node, placements: list[Placement]) -> list[Placement]:
+    """Return placements on one node in the order of a ring, from the one with the first card on."""
+    position = {card.uuid: place for place, card in enumerate(node.cards)}
+    on_card: dict[int, list[Placement]] = {}
+    for placement in sorted(placements, key=lambda placement: position[placement.slices[0].uuid]):
+        on_card.setdefault(position[placement.slices[0].uuid], []).append(placement)
+    distances = node.distances
+    cards = tuple(on_card)
+    order = cards
+    if distances is not None and len(cards) > 2:
+        from fenka.core.topology import ring
+
+        order = ring(distances, cards)
+    return [placement for card in order for placement in on_card[card]]
 
 
 def first_refusal(
@@ -249,16 +298,19 @@ class _GangSearch:
             yield from self._on(node, request, fit.cards)
 
     def _on(self, node: Node, request: Request, cards: Sequence[Card]) -> Iterator[Placement]:
-        tried: set[tuple[tuple[object, ...], ...]] = set()
+        tried: set[tuple[object, ...]] = set()
         for chosen in combinations(sorted(cards, key=lambda card: card.rank), request.cards):
             self._left -= 1
             if self._left < 0:
                 return
-            alike = tuple(sorted(self._state(node, card) for card in chosen))
+            part = replace(node, cards=chosen)
+            alike = (
+                *sorted(self._state(node, card) for card in chosen),
+                bytes(sorted(part.distances or b"")) if request.linked else b"",
+            )
             if alike in tried:
                 continue
             tried.add(alike)
-            part = replace(node, cards=chosen)
             (verdict,) = evaluate(self._placer, request, "binpack", (part,), self._limits.reserved)
             if isinstance(verdict, Fit):
                 yield verdict.placement

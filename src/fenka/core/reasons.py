@@ -24,6 +24,7 @@ class ReasonCode(StrEnum):
     CORDONED = "cordoned"
     RESERVED = "reserved for requests before it"
     TOO_FEW = "without enough others beside it"
+    NOT_LINKED = "without NVLink to enough others"
     CPU = "too little CPU"
     HOST_MEMORY = "too little host memory"
 
@@ -35,7 +36,8 @@ class Reason:
     Attributes:
         code: the reason.
         card: its index.
-        needed: MiB for memory, percent for compute, thousandths of a core for CPU, cards for TOO_FEW; else 0.
+        needed: MiB for memory, percent for compute, thousandths of a core for CPU, cards for TOO_FEW and
+            NOT_LINKED; else 0.
         available: in the same measure.
     """
 
@@ -119,6 +121,12 @@ def _fewer_cards(_: Request, most: int) -> str:
     return f"ask for fewer cards, no node has more than {most} that fit"
 
 
+def _fewer_linked(_: Request, most: int) -> str:
+    if not most:
+        return "no node is known to have cards with NVLink, leave out the required topology"
+    return f"NVLink connects no more than {most} cards that fit, ask for fewer"
+
+
 def _less_host_memory(_: Request, most: int) -> str:
     return f"the largest node has {most} MiB of host memory, ask for no more"
 
@@ -143,6 +151,7 @@ def _less_memory(request: Request, most: int) -> str:
 
 
 _HINTS: tuple[tuple[ReasonCode, Callable[[Request, int], str]], ...] = (
+    (ReasonCode.NOT_LINKED, _fewer_linked),
     (ReasonCode.TOO_FEW, _fewer_cards),
     (ReasonCode.HOST_MEMORY, _less_host_memory),
     (ReasonCode.CPU, _less_cpu),

@@ -91,6 +91,8 @@ class Request:
         whole: whether it is for whole cards.
         models: names of acceptable models, empty for any.
         instance: the MIG profile of the instances that it is for, or ANY_INSTANCE; empty for cards.
+        linked: whether each two of its cards must be connected by NVLink.
+        near: whether nodes are compared by how their cards are connected, before the policy.
         cpu_milli: CPU of the node, in thousandths of a core.
         host_memory_mib: memory of the node.
 
@@ -106,6 +108,8 @@ class Request:
     cpu_milli: int = 0
     host_memory_mib: int = 0
     instance: str = ""
+    linked: bool = False
+    near: bool = False
 
     def __post_init__(self) -> None:
         if not self.of_host_alone and not 1 <= self.cards <= MAX_CARDS:
@@ -124,6 +128,13 @@ class Request:
             )
         if self.cards and not self.whole and self.memory is None and not self.compute:
             raise InvalidRequest("ask for GPU memory, for compute, or for whole cards")
+        if self.linked and self.instance:
+            raise InvalidRequest("MIG instances have no NVLink: leave out the required topology")
+
+    @property
+    def by_links(self) -> bool:
+        """Whether its cards are chosen by their connections. Instances do not use NVLink."""
+        return self.cards > 1 and not self.instance
 
     @property
     def of_host_alone(self) -> bool:

@@ -8,11 +8,9 @@ from dataclasses import replace
 
 from fenka.core.request import Placement, Slice
 from fenka.core.units import card_units, units_to_mib
-from fenka.dialects import base, card_records, gpushare
+from fenka.dialects import base, card_records, gpushare, parsing
 from fenka.dialects.card_records import visible_devices
 from fenka.dialects.gpushare import COUNT, MEMORY
-from fenka.dialects.mig_records import INSIDE
-from fenka.dialects.parsing import with_core_mode, with_inside
 
 NAME = "gpushare"
 
@@ -34,7 +32,7 @@ NODE_RESOURCES: tuple[base.NodeResource, ...] = (
 )
 CORES = "gpushare.alibabacloud.com/core-percentage"
 """Annotation: {"<container>": {"<card>": <percent>}}. It is written for others and never read."""
-OPTIONS: tuple[str, ...] = (COUNT, base.CORE_MODE, INSIDE)
+OPTIONS: tuple[str, ...] = (COUNT, *parsing.COMMON_OPTIONS)
 PLACEMENT: tuple[str, ...] = (gpushare.IDX, gpushare.ALLOCATION, base.CARDS)
 RECORDS: tuple[str, ...] = (*gpushare.RECORDS, CORES)
 STEP, MOST = 5, 100
@@ -62,7 +60,7 @@ def parse(pod: base.PodRequest) -> tuple[base.SliceRequest, ...]:
         )
     containers = tuple(ask.name for ask in asks if ask.units)
     part = base.SliceRequest(containers, request, asks=asks)
-    return with_inside(pod, with_core_mode(pod, (part,)))
+    return parsing.with_options(pod, (part,))
 
 
 def _compute(pod: base.PodRequest, asks: Sequence[base.ContainerUnits]) -> int:

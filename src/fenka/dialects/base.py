@@ -24,6 +24,12 @@ CARDS = "fenka.io/cards"
 CORE_MODE = "fenka.io/core-mode"
 """Annotation of a pod: what the compute that it requests means, one of `core.request.COMPUTE_MODES`."""
 
+TOPOLOGY = "fenka.io/topology"
+"""Annotation of a pod: `required` if NVLink must connect each two cards of a container, `preferred` if the
+node is chosen by connections, too. Without it they choose only the cards on the node of the policy."""
+
+TOPOLOGIES = ("preferred", "required")
+
 NVIDIA_GPU = "nvidia.com/gpu"
 """Extended resource: whole cards."""
 

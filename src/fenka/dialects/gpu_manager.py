@@ -10,7 +10,6 @@ from fenka.core.request import Placement, Request
 from fenka.core.units import card_units
 from fenka.dialects import base, card_records, parsing
 from fenka.dialects.card_records import visible_devices, whole_slices
-from fenka.dialects.mig_records import INSIDE
 
 NAME = "gpu-manager"
 
@@ -44,7 +43,7 @@ INDEXES = "tencent.com/predicate-gpu-idx-"
 TIME = "tencent.com/predicate-time"
 NODE = "tencent.com/predicate-node"
 ASSIGNED = "tencent.com/gpu-assigned"
-OPTIONS: tuple[str, ...] = (CEILING, base.CORE_MODE, INSIDE)
+OPTIONS: tuple[str, ...] = (CEILING, *parsing.COMMON_OPTIONS)
 PLACEMENT: tuple[str, ...] = (INDEXES, base.CARDS)
 RECORDS: tuple[str, ...] = (*PLACEMENT, TIME, NODE, ASSIGNED)
 
@@ -76,15 +75,13 @@ def parse(pod: base.PodRequest) -> tuple[base.SliceRequest, ...]:
     """Return a slice request for each container. Raises InvalidRecord."""
     parsing.require_plain_containers(pod, RESOURCES)
     if CEILING not in pod.annotations:
-        return parsing.with_inside(
-            pod, parsing.with_core_mode(pod, parsing.per_container(pod, _container_request))
-        )
+        return parsing.with_options(pod, parsing.per_container(pod, _container_request))
     if base.CORE_MODE in pod.annotations:
         raise base.InvalidRecord(
             f"annotations {CEILING} and {base.CORE_MODE} both say what its compute means: "
             "leave one of them out"
         )
-    return parsing.with_inside(pod, _elastic(pod))
+    return parsing.with_placement_options(pod, _elastic(pod))
 
 
 def _container_request(container: base.ContainerRequest) -> Request | None:

@@ -11,7 +11,6 @@ from fenka.core.inventory import DeviceId
 from fenka.core.request import PercentOfCard, Placement, Request, Slice
 from fenka.dialects import base, card_records, parsing
 from fenka.dialects.card_records import nominal_slice, visible_devices, whole_slices
-from fenka.dialects.mig_records import INSIDE
 
 NAME = "hami"
 
@@ -44,7 +43,7 @@ NOT_SERVED: tuple[str, ...] = (
     "nvidia.com/vgpu-mode",
 )
 """HAMi's choices of cards."""
-OPTIONS: tuple[str, ...] = (*NOT_SERVED, base.CORE_MODE, INSIDE)
+OPTIONS: tuple[str, ...] = (*NOT_SERVED, *parsing.COMMON_OPTIONS)
 
 SPLIT = 10
 """Slices that a node advertises for each card, as HAMi's plugin does; how many fit depends on their sizes."""
@@ -69,9 +68,7 @@ def parse(pod: base.PodRequest) -> tuple[base.SliceRequest, ...]:
             raise base.InvalidRecord(
                 f"annotation {name} is not served: choose nodes by a nodeSelector instead"
             )
-    return parsing.with_inside(
-        pod, parsing.with_core_mode(pod, parsing.per_container(pod, _container_request))
-    )
+    return parsing.with_options(pod, parsing.per_container(pod, _container_request))
 
 
 def _container_request(container: base.ContainerRequest) -> Request | None:

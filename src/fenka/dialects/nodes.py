@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.inventory import MAX_LINKED_CARDS, UNKNOWN, Card, DeviceId, Links, Node, matrix_of
 from fenka.core.request import MAX_CARDS, MAX_MEMORY_MIB, InvalidRequest, Request
 from fenka.dialects import base, card_records
 from fenka.dialects.card_records import CardIndex
@@ -75,6 +75,8 @@ class _InventoryCard(msgspec.Struct, omit_defaults=True):
     drawn_mib: _Mib = msgspec.field(name="drawnMiB", default=0)
     unleased: str = ""
     """The users of that memory, in a sentence."""
+    links: Annotated[str, msgspec.Meta(pattern=r"^[0-9]*\Z", max_length=MAX_LINKED_CARDS)] = ""
+    """Its `Distance` from each card, in the order of the list; empty if that is not known."""
 
 
 class _Inventory(msgspec.Struct):
@@ -86,21 +88,51 @@ _INVENTORY = msgspec.json.Decoder(_Inventory)
 
 
 def encode_inventory(
-    cards: Sequence[Card], unit_mib: int, unleased: Mapping[DeviceId, str] | None = None
+    cards: Sequence[Card],
+    unit_mib: int,
+    unleased: Mapping[DeviceId, str] | None = None,
+    links: Links | None = None,
 ) -> str:
     """Return the node's `fenka.io/cards`: everything that the extender must know of it.
 
-    unleased: who uses cards without a lease, in a sentence for each, by UUID.
+    Args:
+        cards: the cards.
+        unit_mib: the node's unit.
+        unleased: who uses cards without a lease, in a sentence for each, by UUID.
+        links: how they are connected; None if that is not known.
     """
+    rows = _rows(links, cards)
     recorded = [
         _InventoryCard(
             *(card.index, card.uuid, card.model, card.memory_mib, card.healthy),
             *(card.unleased_mib, card.drawn_mib),
-            (unleased or {}).get(card.uuid, ""),
+            *((unleased or {}).get(card.uuid, ""), row),
         )
-        for card in cards
+        for card, row in zip(cards, rows, strict=True)
     ]
     return card_records.encode(_Inventory(unit_mib, recorded))
+
+
+def _rows(links: Links | None, cards: Sequence[Card]) -> list[str]:
+    """Return the distances of each card from all of them, as digits."""
+    distances = matrix_of(links, tuple(card.uuid for card in cards))
+    if distances is None:
+        return [""] * len(cards)
+    digits = "".join(map(str, distances))
+    return [digits[start : start + len(cards)] for start in range(0, len(digits), len(cards))]
+
+
+def _links(name: str, cards: Sequence[_InventoryCard]) -> Links | None:
+    """Return how a node's cards are connected; None if one of them has no row. Raises InvalidRecord."""
+    if not all(card.links for card in cards):
+        return None
+    if any(len(card.links) != len(cards) for card in cards):
+        raise base.InvalidRecord(
+            f"annotation {base.CARDS} of node {name} has links of other cards than it names"
+        )
+    # A later release may know more distances.
+    distances = bytes(min(int(digit), UNKNOWN) for card in cards for digit in card.links)
+    return Links(tuple(intern(card.uuid) for card in cards), distances)
 
 
 def unleased_memory(annotations: Mapping[str, str]) -> dict[int, str]:
@@ -133,7 +165,8 @@ def _recorded(name: str, text: str) -> base.SharedNode:
     ]
     if min(len({card.index for card in cards}), len({card.uuid for card in cards})) < len(cards):
         raise base.InvalidRecord(f"annotation {base.CARDS} of node {name} names a card twice")
-    return base.SharedNode(Node(name, tuple(cards), unit_mib=inventory.unit_mib))
+    links = _links(name, inventory.cards)
+    return base.SharedNode(Node(name, tuple(cards), unit_mib=inventory.unit_mib, links=links))
 
 
 def _assumed_equal(name: str, total: int, count: int) -> base.SharedNode:

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from fenka.core.request import Placement, Request, Slice
 from fenka.dialects import base, card_records
 from fenka.dialects.card_records import CardIndex, visible_devices, whole_slices
-from fenka.dialects.mig_records import INSIDE
-from fenka.dialects.parsing import per_container, whole_card_request, with_core_mode, with_inside
+from fenka.dialects.parsing import COMMON_OPTIONS, per_container, whole_card_request, with_options
 
 NAME = "whole-cards"
 RESOURCES: tuple[str, ...] = (base.NVIDIA_GPU,)
@@ -30,7 +29,7 @@ HAMI_ONLY = ("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gp
 
 RECORD = "fenka.io/whole-cards"
 """Pod annotation: {"<name of the container>": [<card>, …]}."""
-OPTIONS: tuple[str, ...] = (base.CORE_MODE, INSIDE)
+OPTIONS: tuple[str, ...] = COMMON_OPTIONS
 PLACEMENT: tuple[str, ...] = (RECORD, base.CARDS)
 RECORDS: tuple[str, ...] = PLACEMENT
 _CARDS = Decoder(dict[str, list[CardIndex]])
@@ -43,7 +42,7 @@ def matches(pod: base.PodRequest) -> bool:
 
 def parse(pod: base.PodRequest) -> tuple[base.SliceRequest, ...]:
     """Return a slice request for each container. Raises InvalidRecord."""
-    parts = with_inside(pod, with_core_mode(pod, per_container(pod, _container_request)))
+    parts = with_options(pod, per_container(pod, _container_request))
     return tuple(replace(part, requires_opt_in=True) for part in parts)
 
 

@@ -12,8 +12,8 @@ from fenka.core.mig.layouts import capacity
 from fenka.core.request import InvalidRequest, Placement, Request, Slice
 from fenka.dialects import base, card_records, mig_records
 from fenka.dialects.card_records import nominal_slice, whole_slices
-from fenka.dialects.mig_records import INSIDE, INSTANCE, DividedCard
-from fenka.dialects.parsing import per_container, valid_request, with_core_mode, with_inside
+from fenka.dialects.mig_records import INSTANCE, DividedCard
+from fenka.dialects.parsing import COMMON_OPTIONS, per_container, valid_request, with_options
 from fenka.formats.quantities import RESOURCE_PREFIX, resource_name, resource_profile
 
 NAME = "nvidia-mig"
@@ -22,7 +22,7 @@ LEASED = RESOURCE_PREFIX
 ASSIGNED = ""
 NODE_RESOURCES: tuple[base.NodeResource, ...] = ()
 """Those of a node follow from its cards: `node_resources`."""
-OPTIONS: tuple[str, ...] = (base.CORE_MODE, INSIDE)
+OPTIONS: tuple[str, ...] = COMMON_OPTIONS
 PLACEMENT: tuple[str, ...] = (INSTANCE,)
 RECORDS: tuple[str, ...] = (INSTANCE, base.CARDS)
 
@@ -34,7 +34,7 @@ def matches(pod: base.PodRequest) -> bool:
 
 def parse(pod: base.PodRequest) -> tuple[base.SliceRequest, ...]:
     """Return a slice request for each container. Raises InvalidRecord."""
-    return with_inside(pod, with_core_mode(pod, per_container(pod, _container_request)))
+    return with_options(pod, per_container(pod, _container_request))
 
 
 def _container_request(container: base.ContainerRequest) -> Request | None:

@@ -18,6 +18,9 @@ from fenka.dialects import base
 from fenka.dialects.mig_records import INSIDE
 from fenka.formats.quantities import parse_inside
 
+COMMON_OPTIONS = (base.CORE_MODE, INSIDE, base.TOPOLOGY)
+"""The annotations that pods of every dialect may have."""
+
 
 def valid_request(make: Callable[[], Request]) -> Request:
     """Return the request. Raises InvalidRecord with the core's sentence if it is impossible."""
@@ -141,6 +144,50 @@ def with_inside(
         msgspec.structs.replace(part, request=replace(part.request, instance=profile))
         for part in parts
     )
+
+
+def with_topology(
+    pod: base.PodRequest, parts: tuple[base.SliceRequest, ...]
+) -> tuple[base.SliceRequest, ...]:
+    """Return the slice requests with the connections between their cards that the pod's annotation says.
+
+    Raises:
+        InvalidRecord: if it is no such word, or no container requests several cards.
+    """
+    text = pod.annotations.get(base.TOPOLOGY)
+    if text is None:
+        return parts
+    if text not in base.TOPOLOGIES:
+        raise base.InvalidRecord(
+            f"annotation {base.TOPOLOGY} is {text[:40]!r}: write one of {', '.join(base.TOPOLOGIES)}"
+        )
+    if not any(part.request.by_links for part in parts):
+        raise base.InvalidRecord(
+            f"annotation {base.TOPOLOGY} is {text}, and no container requests several cards: request more "
+            "than one, or leave the annotation out"
+        )
+    return tuple(
+        msgspec.structs.replace(
+            part, request=replace(part.request, linked=text == "required", near=True)
+        )
+        if part.request.by_links
+        else part
+        for part in parts
+    )
+
+
+def with_options(
+    pod: base.PodRequest, parts: tuple[base.SliceRequest, ...]
+) -> tuple[base.SliceRequest, ...]:
+    """Return the slice requests as all annotations in `COMMON_OPTIONS` say. Raises InvalidRecord."""
+    return with_placement_options(pod, with_core_mode(pod, parts))
+
+
+def with_placement_options(
+    pod: base.PodRequest, parts: tuple[base.SliceRequest, ...]
+) -> tuple[base.SliceRequest, ...]:
+    """Return the slice requests as the annotations say which cards they may have. Raises InvalidRecord."""
+    return with_topology(pod, with_inside(pod, parts))
 
 
 def require_plain_containers(pod: base.PodRequest, resources: Sequence[str]) -> None:

@@ -1,8 +1,9 @@
-"""Specifications of a simulated node's cards: ``A100-80G*4,T4``, or a TOML file for more.
+"""Specifications of a simulated node's cards: ``A100-80G*4,T4``, ``L4*2@sockets``, or a TOML file.
 
     version = 1
     driver_version = "550.163.01"
     cuda_version = "12.4"
+    topology = "bridges"
 
     [[card]]
     model = "T4"
@@ -14,9 +15,9 @@ Also per card: memory_mib, name, uuid, mig_mirrored. Any other key is an error t
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast, get_args
 
 import msgspec
 
@@ -29,6 +30,10 @@ MAX_CARDS = 16
 DRIVER_VERSION = "550.163.01"
 CUDA_VERSION = "12.4"
 MAX_MEMORY_MIB = 1 << 24
+Topology = Literal["flat", "nvswitch", "bridges", "sockets"]
+"""How the cards of a node are connected. flat: all below one host bridge. The others have two sockets:
+nvswitch as in a DGX, bridges with NVLink between pairs of cards, sockets without NVLink."""
+
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ITEM = re.compile(r"\s*([^*\s]+)\s*(?:\*\s*(\d{1,9})\s*)?")
 
@@ -240,6 +245,7 @@ class SimulatedCard:
     driver_version: str = DRIVER_VERSION
     """The node's, and so the same on all its cards; as the next one."""
     cuda_version: str = CUDA_VERSION
+    topology: Topology = "flat"
 
 
 class _FileCard(msgspec.Struct, forbid_unknown_fields=True):
@@ -259,17 +265,22 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
         DRIVER_VERSION
     )
     cuda_version: Annotated[str, msgspec.Meta(pattern=r"^\d{1,3}\.\d{1,2}\Z")] = CUDA_VERSION
+    topology: Topology = "flat"
 
 
 def parse_spec(text: str) -> tuple[SimulatedCard, ...]:
-    """Return the cards of a short form (``T4``, ``V100-16G*2``, ``A100-80G*4,T4``) or of a TOML file.
+    """Return the cards of a short form (``T4``, ``A100-80G*4,T4``, ``L4*2@sockets``) or of a TOML file.
 
     Raises BadSpec.
     """
     if "/" in text or text.endswith(".toml"):
         return _checked(_from_file(Path(text)))
+    listed, at, topology = text.partition("@")
+    if at and topology.strip() not in get_args(Topology):
+        known = ", ".join(get_args(Topology))
+        raise BadSpec(f"no topology is called {topology.strip()!r}: known are {known}")
     cards: list[SimulatedCard] = []
-    for item in text.split(","):
+    for item in listed.split(","):
         match = _ITEM.fullmatch(item)
         if match is None:
             raise BadSpec(
@@ -281,6 +292,8 @@ def parse_spec(text: str) -> tuple[SimulatedCard, ...]:
             raise BadSpec(f"{item.strip()}: a node has 1 to {MAX_CARDS} cards")
         model = model_called(match[1])
         cards += [SimulatedCard(model, model.memory_mib, model.name)] * count
+    if at:
+        cards = [replace(card, topology=cast(Topology, topology.strip())) for card in cards]
     return _checked(cards)
 
 
@@ -317,6 +330,7 @@ def _from_file(path: Path) -> list[SimulatedCard]:
             entry.mig_mirrored,
             file.driver_version,
             file.cuda_version,
+            file.topology,
         )
         cards += [card] * entry.count
     return cards

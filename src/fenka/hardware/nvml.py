@@ -18,10 +18,11 @@ from typing import Any, Self, TypeVar
 import pynvml
 
 from fenka.core.errors import FenkaError
-from fenka.core.inventory import Card, DeviceId
+from fenka.core.inventory import Card, DeviceId, Links
 from fenka.core.mig.geometry import Geometry, Profile, profile_name
 from fenka.core.units import MIB
 from fenka.hardware import driver_places
+from fenka.hardware.nvml_topology import read_cpus, read_links
 
 _NOT_OFFERED = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -283,6 +284,16 @@ class Driver:
             )
             for index, handle in _handles()
         )
+
+    @_translated_errors()
+    def links(self) -> Links | None:
+        """Return how the cards are connected; None for fewer than two, or if the driver cannot tell."""
+        return read_links({pynvml.nvmlDeviceGetUUID(handle): handle for _, handle in _handles()})
+
+    @_translated_errors()
+    def cpus(self, uuid: str) -> frozenset[int]:
+        """Return the CPUs that are nearest to a card; none if the driver cannot tell."""
+        return read_cpus(pynvml.nvmlDeviceGetHandleByUUID(uuid))
 
     @_translated_errors()
     def pci_device(self, uuid: str) -> str:
@@ -584,17 +595,22 @@ class Hardware:
         self.driver = first()
         self.context_mib: dict[str, int] = {}
         """Context overhead by card UUID, of the cards where it could be measured."""
+        self.near_cpus: dict[str, frozenset[int]] = {}
+        """The CPUs that are nearest to a card, by its UUID; none if the driver cannot tell."""
         self._uses = 0
         self._changed = threading.Condition()
 
     def measure(self, cards: Iterable[Card], library: Path | None) -> None:
-        """Measure the device memory that a process's context takes, once per model. Raises NoDriver.
+        """Measure the device memory that a process's context takes, once per model, and read the near CPUs.
+
+        Raises NoDriver.
 
         library: the driver's, as for `Driver.open`. The overhead is hundreds of MiB on large cards, appears
         in no driver call, and differs by model and driver.
         """
         by_model: dict[str, int | None] = {}
         for card in cards:
+            self.near_cpus[card.uuid] = self.driver.cpus(card.uuid)
             if card.model not in by_model:
                 by_model[card.model] = _context_mib(self.driver, card, library)
             overhead = by_model[card.model]

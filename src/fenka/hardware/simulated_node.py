@@ -135,6 +135,8 @@ def _state(directory: Path, spec: tuple[SimulatedCard, ...]) -> Any:
     state.driver_version = spec[0].driver_version.encode()
     major, minor = spec[0].cuda_version.split(".")
     state.cuda_version = int(major) * 1000 + int(minor) * 10
+    state.topology = constants[f"FENKA_NODE_{spec[0].topology.upper()}"]
+    state.cpus = os.cpu_count() or 1
     for index, card in enumerate(spec):
         _fill(state.cards[index], directory, index, card)
         state.faults[index].ecc = card.model.ecc
@@ -225,7 +227,7 @@ def _fixed(content: bytes) -> tuple[object, ...]:
         tuple(_plain(ffi, getattr(state.cards[index], name)) for name in _FIXED)
         for index in range(state.card_count)
     ]
-    return (ffi.string(state.driver_version), state.cuda_version, *cards)
+    return (ffi.string(state.driver_version), state.cuda_version, state.topology, *cards)
 
 
 def _plain(ffi: Any, value: Any) -> object:

@@ -6,8 +6,9 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -175,6 +176,33 @@ def pending_file(directory: Path) -> Path:
     It holds the program of a container that has started already, which prints its text (native/shim/hold.c).
     """
     return directory / "lease" / "pending"
+
+
+AFFINITY = "FENKA_CPU_AFFINITY"
+"""The variable that tells a program the CPUs which are nearest to its cards, as `0-47,96-143`."""
+
+
+def near_cpus(slices: Iterable[Slice], cpus: Mapping[str, Collection[int]]) -> str:
+    """Return the CPUs that are nearest to the cards of some slices, as Linux lists them; empty if unknown.
+
+    cpus: by the UUID of a card.
+    """
+    near = sorted({cpu for piece in slices for cpu in cpus.get(piece.card_uuid, ())})
+    # In a run of consecutive CPUs the number and the place differ by the same.
+    runs = groupby(enumerate(near), lambda placed: placed[1] - placed[0])
+    spans = [[cpu for _, cpu in run] for _, run in runs]
+    return ",".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else f"{span[0]}" for span in spans)
+
+
+def parse_cpus(text: str) -> set[int]:
+    """Return the CPUs that `near_cpus` has listed."""
+    spans = (item.partition("-") for item in text.split(",") if item)
+    return {cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)}
+
+
+def cpus_file(directory: Path) -> Path:
+    """Return the file of a lease with its `near_cpus`. Earlier releases have none."""
+    return directory / "lease" / "cpus"
 
 
 def create_lease(

@@ -20,6 +20,7 @@ from fenka.isolation.lease_control import constant
 
 JobKind = Literal["run", "notebook", "training", "service", "container"]
 Isolation = Literal["namespace", "cooperative"]
+Topology = Literal["any", "preferred", "required"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """A job's name is part of paths, and other users' commands print it."""
@@ -43,7 +44,7 @@ MAX_COMMAND_CHARACTERS = 2048
 MAX_PATH_CHARACTERS = 4096
 
 
-class GpuResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GpuResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The GPU request of each process of a job.
 
     Attributes:
@@ -55,6 +56,8 @@ class GpuResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         models: Acceptable card models; empty for any.
         mig: The MIG profile of instances of its own, as many as `cards`; empty for none.
         inside: The profile of the instances in which it gets slices, or `mig` for any; empty for cards.
+        topology: `required` if NVLink must connect each two of its cards, `preferred` if the node is chosen
+            by connections, too; `any` if only the cards on it are.
     """
 
     memory: str = ""
@@ -65,6 +68,7 @@ class GpuResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models: list[str] = []
     mig: str = ""
     inside: str = ""
+    topology: Topology = "any"
 
     def describe(self) -> str:
         """Return a short text for screens, such as `2 x 4, 30% soft`."""
@@ -98,6 +102,11 @@ class GpuResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise InvalidRequest(
                     "a slice inside an instance is no whole card: leave out --gpus"
                 )
+        if self.topology != "any" and (self.cards < 2 or self.mig or self.inside):
+            raise InvalidRequest(
+                f"--topology {self.topology} is about several cards: ask for more than one with --gpus or "
+                "--cards"
+            )
         max_cards = constant("FENKA_MAX_CARDS")
         if self.cards > max_cards:
             raise InvalidRequest(f"one lease has at most {max_cards} cards, not {self.cards}")

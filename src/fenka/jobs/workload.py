@@ -20,7 +20,7 @@ from msgspec import Meta
 from fenka.core.request import ComputeMode, InvalidRequest
 from fenka.formats import documents, quantities
 from fenka.formats.documents import MAX_BYTES, InvalidYaml, parse_yaml
-from fenka.jobs.job_spec import GpuResources
+from fenka.jobs.job_spec import GpuResources, Topology
 
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 SecurityLevel = Literal["auto", "restricted", "baseline", "none"]
@@ -76,22 +76,28 @@ class RoleSpec(
         str,
         Meta(title="PROFILE", description="slices within a MIG instance: mig for any, 3g.20gb"),
     ] = ""
+    topology: Annotated[
+        Topology,
+        Meta(
+            description="required: only cards that NVLink connects; preferred: the best connected"
+        ),
+    ] = "any"
     selector: Annotated[dict[str, str], Meta(title="K=V", description="label of the nodes")] = {}
 
     @property
     def gpu(self) -> GpuResources | None:
         """Each process's request for cards; None without any."""
         if self.gpus:
-            return GpuResources(cards=self.gpus, whole=True, mig=self.mig, inside=self.inside)
-        if self.mig:
-            return GpuResources(
-                self.gpu_mem, self.gpu_core, cards=self.cards, mig=self.mig, inside=self.inside
-            )
-        if self.gpu_mem:
-            return GpuResources(
-                self.gpu_mem, self.gpu_core, self.gpu_core_mode, self.cards, inside=self.inside
-            )
-        return None
+            gpu = GpuResources(cards=self.gpus, whole=True)
+        elif self.mig:
+            gpu = GpuResources(self.gpu_mem, self.gpu_core, cards=self.cards)
+        elif self.gpu_mem:
+            gpu = GpuResources(self.gpu_mem, self.gpu_core, self.gpu_core_mode, self.cards)
+        else:
+            return None
+        return msgspec.structs.replace(
+            gpu, mig=self.mig, inside=self.inside, topology=self.topology
+        )
 
     def validate_cards(self, prefix: str = "") -> None:
         """Check the request for cards; `prefix` is that of the role's options. Raises InvalidRequest."""
@@ -106,6 +112,8 @@ class RoleSpec(
             raise InvalidRequest(f"--{prefix}inside requires --{prefix}gpu-mem")
         if self.gpu_core and not (self.gpu_mem or self.mig):
             raise InvalidRequest(f"--{prefix}gpu-core requires --{prefix}gpu-mem")
+        if self.topology != "any" and not self.gpu:
+            raise InvalidRequest(f"--{prefix}topology is about several cards: use --{prefix}gpus")
         if self.gpu_core_mode != "hard" and not self.gpu_core:
             raise InvalidRequest(f"--{prefix}gpu-core-mode requires --{prefix}gpu-core")
         validate_amounts(self.cpu, self.memory, prefix)

@@ -18,7 +18,7 @@ import msgspec
 
 from fenka import procfs
 from fenka.core.errors import INVALID_INPUT, PROGRAM_NOT_FOUND, TEMPORARY_FAILURE, FenkaError
-from fenka.isolation import sandbox
+from fenka.isolation import lease_files, sandbox
 from fenka.jobs.job_spec import JobSpec
 from fenka.jobs.notebook import LOOPBACK, taken_port
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, run_child
@@ -72,6 +72,7 @@ class Launcher:
         wait: Queue if nothing is free now.
         timeout_s: The longest wait; None to wait indefinitely.
         environment: Variables to add to the program's own.
+        numa: Bind the program to the CPUs that are nearest to its cards.
     """
 
     runtime: Runtime
@@ -80,6 +81,7 @@ class Launcher:
     wait: bool = True
     timeout_s: float | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    numa: bool = False
 
     def start(
         self, notify: Notify, started: Callable[[], None] = lambda: None, logs: Path | None = None
@@ -206,6 +208,11 @@ class Launcher:
         # By UUID, because CUDA's order of cards may differ from NVML's. The shim allows only the lease's
         # cards, whatever this variable says.
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(granted.uuids)
+        near = _near_cpus(granted.mounts.directory)
+        if near:
+            environment[lease_files.AFFINITY] = near
+        if self.numa:
+            bind_cpus(near)
         shim = granted.mounts.shim
         if self.spec.isolation == "namespace":
             sandbox.enter(granted.mounts, binds)
@@ -378,6 +385,33 @@ def _environment_of(name: str, pid: int, start_ticks: int) -> dict[str, str]:
         raise NotRunning(f"{name} is not running")
     pairs = (os.fsdecode(pair).partition("=") for pair in content.split(b"\0") if b"=" in pair)
     return {name: value for name, _, value in pairs}
+
+
+def _near_cpus(lease: Path) -> str:
+    """Return the CPUs that are nearest to a lease's cards; empty if the driver or the daemon cannot tell."""
+    try:
+        return lease_files.cpus_file(lease).read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def bind_cpus(near: str) -> None:
+    """Bind this process, and so the program that it becomes, to these CPUs. Raises JobNotStarted.
+
+    Linux then takes memory from their NUMA node when a thread first touches it.
+    """
+    if not near:
+        raise JobNotStarted(
+            "the driver does not report which CPUs are near the cards: leave out --numa",
+            INVALID_INPUT,
+        )
+    cpus = lease_files.parse_cpus(near) & os.sched_getaffinity(0)
+    if not cpus:
+        raise JobNotStarted(
+            f"the CPUs {near}, which are near the cards, are closed to this process: leave out --numa",
+            INVALID_INPUT,
+        )
+    os.sched_setaffinity(0, cpus)
 
 
 def execute(command: list[str], environment: Mapping[str, str]) -> NoReturn:

@@ -46,6 +46,8 @@ class CardHealth:
         """
         self._hardware, self._record, self._on_return = hardware, record, on_return
         self._cards = hardware.driver.cards()
+        self.links = hardware.driver.links()
+        """How the cards are connected that the driver showed at the start, or when one returned."""
         self._errors = _read(record)
         """Reported errors by UUID."""
         self._recording = threading.Lock()
@@ -138,6 +140,7 @@ class CardHealth:
         self._update(lambda errors: _without(errors, returned))
         if returned:
             with contextlib.suppress(NoDriver):
+                self.links = self._hardware.driver.links()
                 self._on_return([card for card in self._cards if card.uuid in returned])
         self._lost = lost
 
@@ -245,7 +248,7 @@ class NodeInventory:
         cards = self.cards()
         shown = cards if schedulable else tuple(replace(card, healthy=False) for card in cards)
         unleased = {card.uuid: self.unleased.shown(card.uuid).sentence() for card in cards}
-        inventory = nodes.encode_inventory(shown, self._unit_mib, unleased)
+        inventory = nodes.encode_inventory(shown, self._unit_mib, unleased, self._health.links)
         divided = self._instances.published()
         instances = mig_records.encode_instances(divided) if divided else None
         try:

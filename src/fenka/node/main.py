@@ -265,7 +265,10 @@ def run(config: NodeConfig) -> None:
             pci_ids={card.uuid: hardware.driver.pci_device(card.uuid) for card in health.known},
         )
         instances = NodeInstances(manager, lambda: health.known)
-        files = LeaseFiles(_LEASES, _CDI, library, hardware.context_mib, driver.edits(hardware))
+        files = LeaseFiles(
+            *(_LEASES, _CDI, library, hardware.context_mib, driver.edits(hardware)),
+            near_cpus=hardware.near_cpus,
+        )
         asyncio.run(_serve(config, driver, health, instances, files, locks))
 
 

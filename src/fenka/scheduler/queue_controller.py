@@ -64,6 +64,8 @@ class QueueController:
         """The number of times that scheduling has begun. Only the last one may go on."""
         self._urgent = False
         """Whether the background is scheduling the queue because that was urgent: a request cannot wait."""
+        self._freed = False
+        """Whether a pod has left its cards since scheduling was begun: what is reserved may be there now."""
         self._answering = 0
         """The number of requests that are being answered."""
 
@@ -72,14 +74,17 @@ class QueueController:
     def replace_pods(self, pods: Sequence[Pod]) -> None:
         """Record that these are all pods of the cluster."""
         self.state.replace_pods(pods, self.now())
+        self._freed = True
 
     def set_pod(self, pod: Pod) -> None:
         """Record a new or changed pod."""
         self.state.set_pod(pod, self.now())
+        self._freed |= pod.finished
 
     def forget_pod(self, uid: str) -> None:
         """Record that the pod was deleted."""
         self.state.forget_pod(uid, self.now())
+        self._freed = True
 
     def ask(self, pod: Pod, nodes: Sequence[str]) -> None:
         """Record that kube-scheduler asks about the pod on these nodes."""
@@ -92,10 +97,14 @@ class QueueController:
     # ---- queries ----
 
     def constraints(self, pod: Pod, *, final: bool = False) -> QueueConstraints:
-        """Return what is reserved for entries before this pod. final: it will be rejected otherwise."""
+        """Return what is reserved for entries before this pod.
+
+        final: it will be rejected otherwise. Then, and if cards have become free, the queue is scheduled
+        again unless it rests: a later pod would take a card that an earlier one has waited for.
+        """
         if self.state.is_empty:
             return HEAD
-        state = self.refreshed(0.0 if final else REQUEST_INTERVAL_S)
+        state = self.refreshed(0.0 if final or self._freed else REQUEST_INTERVAL_S)
         return state.constraints(pod, self.now())
 
     def position(self, pod: Pod) -> str:
@@ -116,7 +125,7 @@ class QueueController:
         now, gangs = self.now(), self._gang_placements()
         if self._is_due(gangs, now, min_interval_s):
             begun = self._stopwatch()
-            self._begun_at = now
+            self._begun_at, self._freed = now, False
             self._passes += 1
             complete(self.state.schedule(gangs, now))
             self._scheduled_at, self._cost = now, self._stopwatch() - begun
@@ -148,7 +157,7 @@ class QueueController:
         now, gangs = self.now(), self._gang_placements()
         if not self._is_due(gangs, now, MIN_INTERVAL_S):
             return
-        self._begun_at, self._urgent = now, self.state.urgent
+        self._begun_at, self._urgent, self._freed = now, self.state.urgent, False
         self._passes += 1
         number, cost, begun = self._passes, 0.0, self._stopwatch()
         for _ in self.state.schedule(gangs, now):

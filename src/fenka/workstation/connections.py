@@ -126,6 +126,8 @@ def _request(gpu: GpuResources, unit_mib: int) -> Request:
         whole=gpu.whole or bool(gpu.mig),
         models=frozenset(gpu.models),
         instance=gpu.mig or gpu.inside,
+        linked=gpu.topology == "required",
+        near=gpu.topology != "any",
     )
 
 

@@ -64,6 +64,8 @@ class Leases:
         if not self.intact(job.id):
             if not lease_files.pending_file(directory).exists():
                 self._create_files(job)
+            near = lease_files.near_cpus(job.slices, self._hardware.near_cpus)
+            lease_files.cpus_file(directory).write_text(near)
             lease_files.grant_lease(directory, job.id, self._limits(job, job.slices))
         self.register(job)
         job.shim_inode = (self._native / "libfenka.so").stat().st_ino

@@ -209,7 +209,8 @@ def _serve(
         cards = _select_cards(hardware.driver.cards(), config.only)
         _check_mig(config, cards)
         _check_prices(config, cards)
-        node = Node("localhost", cards, unit_mib=parse_unit(config.unit))
+        links = hardware.driver.links()
+        node = Node("localhost", cards, unit_mib=parse_unit(config.unit), links=links)
         with card_lock.acquire(node.cards, _report_displaced):
             library_dir = runtime.simulated / "lib" if config.simulate else None
             hardware.measure(node.cards, library_dir)

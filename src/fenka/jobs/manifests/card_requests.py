@@ -12,7 +12,7 @@ import msgspec
 from fenka.core.request import InvalidRequest, Memory
 from fenka.dialects import ack, gpu_manager, gpushare
 from fenka.dialects import hami as hami_names
-from fenka.dialects.base import CORE_MODE, NVIDIA_GPU
+from fenka.dialects.base import CORE_MODE, NVIDIA_GPU, TOPOLOGY
 from fenka.dialects.mig_records import INSIDE
 from fenka.formats.quantities import parse_memory, parse_profile, resource_name
 from fenka.jobs.job_spec import GpuResources
@@ -47,6 +47,13 @@ def card_request(gpu: GpuResources | None, *, hami: bool = True) -> CardRequest:
     """
     if gpu is None:
         return CardRequest()
+    request = _of_cards(gpu, hami=hami)
+    if gpu.topology == "any":
+        return request
+    return replace(request, annotations=request.annotations | {TOPOLOGY: gpu.topology})
+
+
+def _of_cards(gpu: GpuResources, *, hami: bool) -> CardRequest:
     if gpu.whole:
         return CardRequest({NVIDIA_GPU: str(gpu.cards)})
     if gpu.mig:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,13 @@ from fenka.hardware.nvml import NoDriver
 from fenka.isolation import account, lease_control, limit_changes, proxy_install, sandbox
 from fenka.isolation.lease_control import InvalidControl, Limit
 from fenka.isolation.lease_files import (
+    AFFINITY,
     account_file,
     admit_containers,
     card_limits,
     control_page,
     create_lease,
+    near_cpus,
     write_atomically,
 )
 from fenka.isolation.proxy_install import NEXT_LIBRARIES
@@ -127,7 +129,8 @@ class LeaseFiles:
     written last: a container can start from then on.
 
     library: the native libraries, prepared for leases. contexts_mib: context overhead by UUID of a card or
-    instance. driver: returns the driver's part of a lease's container edits.
+    instance. driver: returns the driver's part of a lease's container edits. near_cpus: the nearest CPUs by
+    UUID of a card.
     """
 
     root: Path
@@ -137,6 +140,7 @@ class LeaseFiles:
     driver: Callable[[Lease], ContainerEdits]
     mount: Callable[[Path, int], None] = sandbox.mount_small
     unmount: Callable[[Path], None] = sandbox.unmount
+    near_cpus: Mapping[str, Collection[int]] = field(default_factory=dict)
 
     def prepare(self) -> None:
         """Make the directories."""
@@ -181,6 +185,8 @@ class LeaseFiles:
         environment = lease.environment
         if lease.instances:
             environment = {**environment, VISIBLE: ",".join(lease.devices)}
+        if cpus := near_cpus(lease.slices, self.near_cpus):
+            environment = {**environment, AFFINITY: cpus}
         content = specification(token, directory, Path(lease.library), driver, environment)
         # The runtime reads every *.json of the directory. The temporary file has another suffix.
         write_atomically(self.spec(token), json.dumps(content, indent=1).encode())

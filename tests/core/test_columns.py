@@ -16,13 +16,11 @@ from fenka.core.columns import (
     INDEX,
     MAX_INDEX,
     MEMORY_SUM,
-    NEVER,
-    CardClass,
     Columns,
     amounts_of,
 )
 from fenka.core.inventory import Card, Node
-from fenka.core.request import Memory, Placement, Request
+from fenka.core.request import NEVER, CardClass, Memory, Placement, Request
 from fenka.core.usage import NO_USAGE, CardUsage, UsageTotals
 from tests.core.builders import (
     GIB,

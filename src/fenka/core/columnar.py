@@ -53,8 +53,8 @@ from fenka.core.evaluate import (
 from fenka.core.gangs import first_refusal, request_size
 from fenka.core.inventory import DeviceId
 from fenka.core.policies.candidates import target_of
+from fenka.core.policies.column_keys import COLUMN_KEYS, Keys
 from fenka.core.policies.node_scores import NodeScores
-from fenka.core.policies.scores import COLUMN_KEYS, Keys
 from fenka.core.reasons import ReasonCode
 from fenka.core.request import Request
 

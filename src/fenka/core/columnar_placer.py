@@ -7,12 +7,12 @@ from contextlib import contextmanager
 import numpy as np
 
 from fenka.core.columnar import JointJudgement, Judgement, count_all
-from fenka.core.columns import CLASS, FREE_COMPUTE, FREE_MEMORY, NEVER, SLOT, WHOLE, Bools, Columns
+from fenka.core.columns import CLASS, FREE_COMPUTE, FREE_MEMORY, SLOT, WHOLE, Bools, Columns
 from fenka.core.evaluate import Fit, Policy, evaluate
 from fenka.core.gangs import NO_LIMITS, PlacementLimits, first_refusal, place_gang
 from fenka.core.inventory import WHOLE_COMPUTE, DeviceId, Node
 from fenka.core.reasons import NodeRejection, ReasonCode, Unschedulable
-from fenka.core.request import Placement, Request
+from fenka.core.request import NEVER, Placement, Request
 from fenka.core.usage import CardUsage
 
 

@@ -19,14 +19,13 @@ from fenka.core.columns import (
     CARD_MEMORY,
     SLOT,
     Bools,
-    CardClass,
     CardColumns,
     Ints,
     amounts_of,
 )
 from fenka.core.inventory import Node
 from fenka.core.queue import Allocation
-from fenka.core.request import Request
+from fenka.core.request import CardClass, Request
 
 Floats = npt.NDArray[np.float64]
 SmallInts = npt.NDArray[np.int32]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fenka.core.inventory import Card, DeviceId, Node
-from fenka.core.request import Placement, Request
+from fenka.core.request import NEVER, CardClass, Placement, Request
 from fenka.core.usage import CardUsage, EmptyUsage, UsageView
 
 AnyInts = npt.NDArray[np.signedinteger[Any]]
@@ -42,45 +42,6 @@ CLASS, INDEX, SLOT, CARD_MEMORY, CARD_COMPUTE = range(5)
 
 MAX_INDEX = (1 << 13) - 1
 """Of `Card.rank`. Cards with larger ones, which no hardware has, count as equal in scores."""
-
-NEVER = 1 << 60
-"""More than any card or host has."""
-
-
-class CardClass(NamedTuple):
-    """The properties of cards that a request is compared with, apart from usage and health. A cluster has few
-    classes."""
-
-    memory_mib: int
-    unit_mib: int
-    compute: int
-    model: str
-    profile: str = ""
-    divided: bool = False
-    drawn_mib: int = 0
-
-    @classmethod
-    def of(cls, node: Node, card: Card) -> Self:
-        """Return the class of a card of this node."""
-        return cls(
-            *(card.memory_mib, node.unit_mib, card.compute, card.model),
-            *(card.profile, card.divided, card.drawn_mib),
-        )
-
-    def needs(self, request: Request) -> tuple[int, int, bool, bool]:
-        """Return memory, compute, and whether model and kind are others: the definition decides.
-
-        The memory is NEVER for a card with too few units.
-        """
-        memory: int | None = max(self.memory_mib - self.drawn_mib, 0) if request.whole else 0
-        if request.memory is not None:
-            memory = request.memory.mib_on(self.memory_mib, self.unit_mib)
-        return (
-            NEVER if memory is None else memory,
-            self.compute if request.whole else request.compute,
-            bool(request.models) and self.model not in request.models,
-            not request.is_for(self.profile, divided=self.divided),
-        )
 
 
 class Needs(NamedTuple):

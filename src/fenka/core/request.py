@@ -1,9 +1,9 @@
 """Requests, and the slices and placements that they become."""
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
-from fenka.core.inventory import DeviceId, InstanceId, card_of, value_class
+from fenka.core.inventory import Card, DeviceId, InstanceId, Node, card_of, value_class
 from fenka.core.units import card_units, units_to_mib
 
 ComputeMode = Literal["hard", "soft", "weight"]
@@ -178,3 +178,43 @@ class Placement:
     cpu_milli: int = 0
     host_memory_mib: int = 0
     whole: bool = False
+
+
+NEVER = 1 << 60
+"""More than any card or host has."""
+
+
+class CardClass(NamedTuple):
+    """The properties of cards that a request is compared with, apart from usage and health. A cluster has few
+    classes."""
+
+    memory_mib: int
+    unit_mib: int
+    compute: int
+    model: str
+    profile: str = ""
+    divided: bool = False
+    drawn_mib: int = 0
+
+    @classmethod
+    def of(cls, node: Node, card: Card) -> Self:
+        """Return the class of a card of this node."""
+        return cls(
+            *(card.memory_mib, node.unit_mib, card.compute, card.model),
+            *(card.profile, card.divided, card.drawn_mib),
+        )
+
+    def needs(self, request: Request) -> tuple[int, int, bool, bool]:
+        """Return memory, compute, and whether model and kind are others: the definition decides.
+
+        The memory is NEVER for a card with too few units.
+        """
+        memory: int | None = max(self.memory_mib - self.drawn_mib, 0) if request.whole else 0
+        if request.memory is not None:
+            memory = request.memory.mib_on(self.memory_mib, self.unit_mib)
+        return (
+            NEVER if memory is None else memory,
+            self.compute if request.whole else request.compute,
+            bool(request.models) and self.model not in request.models,
+            not request.is_for(self.profile, divided=self.divided),
+        )

@@ -7,7 +7,8 @@ from fenka.core.columnar import Judgement
 from fenka.core.evaluate import Fit, evaluate
 from fenka.core.inventory import Node
 from fenka.core.policies.candidates import TargetPolicy
-from fenka.core.policies.scores import COLUMN_KEYS, SCORES
+from fenka.core.policies.column_keys import COLUMN_KEYS
+from fenka.core.policies.scores import SCORES
 from fenka.core.policies.target import ExpectedWorkload
 from fenka.core.policies.workload import LearnedWorkload, Typical
 from fenka.core.request import Request

@@ -6,12 +6,9 @@ compared with the largest node of their trace, as there.
 
 from zlib import crc32
 
-import numpy as np
-
-from fenka.core.columns import CLASS, HOLDERS, WHOLE, CardClass, Ints
 from fenka.core.policies import levels
-from fenka.core.policies.candidates import FULL, Candidate, NodeCandidate, Score
-from fenka.core.policies.node_scores import NodeScores
+from fenka.core.policies.candidates import FULL, Candidate, NodeCandidate, PolicyTarget, Score
+from fenka.core.request import CardClass
 
 LARGEST_CPU, LARGEST_CARDS = 128_000, 8 * FULL
 POINTS = 100
@@ -31,29 +28,11 @@ def _needed(on: NodeCandidate) -> int:
     return on.request.cards * levels.need(CardClass.of(on.node, first.card), on.request)
 
 
-def _needed_of_slots(on: NodeScores) -> Ints:
-    columns, cards = on.columns, on.request.cards
-    if not cards:
-        return np.zeros(on.slots.size, np.int64)
-    needs = [cards * levels.need(card_class, on.request) for card_class in columns.classes]
-    fitting = np.where(on.card_fits, np.arange(on.card_fits.size), on.card_fits.size)
-    first = np.minimum.reduceat(fitting, columns.starts)[on.slots]
-    needed: Ints = np.array(needs, np.int64)[columns.cards[CLASS, first]]
-    return needed
-
-
 def best_fit(on: NodeCandidate, _: Candidate) -> Score:
     """The node on which the least CPU and cards stay free."""
     cpu = (levels.free_cpu(on) - on.request.cpu_milli) / LARGEST_CPU
     free = (on.free_cards - _needed(on)) / LARGEST_CARDS
     return (-int(POINTS * (1 - (0.5 * cpu + 0.5 * free)) // 1),)
-
-
-def best_fit_keys(on: NodeScores) -> tuple[Ints, ...]:
-    """Return the twin of `best_fit`."""
-    cpu = (on.cpu - on.request.cpu_milli) / LARGEST_CPU
-    free = (on.by_slot(on.levels) - _needed_of_slots(on)) / LARGEST_CARDS
-    return (-np.floor(POINTS * (1 - (0.5 * cpu + 0.5 * free))).astype(np.int64),)
 
 
 def dot_product(on: NodeCandidate, _: Candidate) -> Score:
@@ -64,14 +43,6 @@ def dot_product(on: NodeCandidate, _: Candidate) -> Score:
     return (-int(POINTS * (1 - (cpu + cards) / 2) // 1),)
 
 
-def dot_product_keys(on: NodeScores) -> tuple[Ints, ...]:
-    """Return the twin of `dot_product`."""
-    cpu = on.cpu / LARGEST_CPU * (on.request.cpu_milli / LARGEST_CPU)
-    free = on.by_slot(on.levels)
-    cards = free / LARGEST_CARDS * (_needed_of_slots(on) / LARGEST_CARDS)
-    return (-np.floor(POINTS * (1 - (cpu + cards) / 2)).astype(np.int64),)
-
-
 def packing(on: NodeCandidate, card: Candidate) -> Score:
     """Cards in use first, then idle cards of nodes in use, then idle nodes (GpuPacking)."""
     if not on.request.cards:
@@ -80,18 +51,6 @@ def packing(on: NodeCandidate, card: Candidate) -> Score:
     if card.usage.holders:
         return (-(100 - card.level * 10 // FULL),)
     return (-(50 - idle if any(other.usage.holders for other in on.cards) else 33 - idle),)
-
-
-def packing_keys(on: NodeScores) -> tuple[Ints, ...]:
-    """Return the twin of `packing`."""
-    if not on.request.cards:
-        return ()
-    holders = on.columns.usage[HOLDERS] > 0
-    idle, used = on.by_slot(on.levels == FULL), on.by_slot(holders)
-    of_nodes = np.where(used > 0, 50, 33) - idle
-    shared = np.where(on.card_fits & holders, 100 - on.levels * 10 // FULL, -1)
-    best = np.maximum.reduceat(shared, on.columns.starts)[on.slots]
-    return (-np.where(best >= 0, best, of_nodes),)
 
 
 def clustering(on: NodeCandidate, _: Candidate) -> Score:
@@ -106,37 +65,20 @@ def clustering(on: NodeCandidate, _: Candidate) -> Score:
     return (-(tier + 25 * (LARGEST_CARDS - free) // LARGEST_CARDS),)
 
 
-def clustering_keys(on: NodeScores) -> tuple[Ints, ...]:
-    """Return the twin of `clustering`."""
-    if not on.request.cards:
-        return ()
-    whole = on.by_slot(on.columns.usage[WHOLE] > 0)
-    slices = on.by_slot(on.columns.usage[HOLDERS] > 0) - whole
-    same, other = (whole, slices) if on.request.whole else (slices, whole)
-    tier = np.where(same > 0, np.where(other > 0, 50, 75), np.where(other > 0, 0, 25))
-    return (-(tier + 25 * (LARGEST_CARDS - on.by_slot(on.levels)) // LARGEST_CARDS),)
-
-
 def random(on: NodeCandidate, _: Candidate) -> Score:
     """A node, and a card of it, drawn by the number of the request and the target's seed."""
-    return (_drawn(on.node.name, on),)
+    return (drawn(on.node.name, on.target),)
 
 
 def random_card(on: NodeCandidate, card: Candidate) -> Score:
     """Order the cards of a node at random."""
-    return (_drawn(card.card.uuid, on),)
+    return (drawn(card.card.uuid, on.target),)
 
 
-def _drawn(name: str, on: NodeCandidate | NodeScores) -> int:
-    turn = (on.target.seed, on.target.turn) if on.target else (0, 0)
+def drawn(name: str, target: PolicyTarget | None) -> int:
+    """Return the number that is drawn for a name, by the number of the request and the seed."""
+    turn = (target.seed, target.turn) if target else (0, 0)
     return crc32(f"{name} {turn[0]} {turn[1]}".encode())
-
-
-def random_keys(on: NodeScores) -> tuple[Ints, ...]:
-    """Return the twin of `random`."""
-    nodes = on.columns.nodes
-    names = [node.name if node else "" for node in map(nodes.__getitem__, on.slots.tolist())]
-    return (np.array([_drawn(name, on) for name in names], np.int64),)
 
 
 def binpack(on: NodeCandidate, card: Candidate) -> Score:

@@ -1,15 +1,20 @@
-"""The input of a policy: a node and its cards, with their usage, for a request."""
+"""The input of a policy: a node and its cards, with their usage, for a request.
+
+No module that `scores.py` imports may import numpy, whose threads a command in a lease cannot have.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from fenka.core.columns import CardClass, NodeColumns
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.policies.workload import Workload
-from fenka.core.request import Request
+from fenka.core.request import CardClass, Request
 from fenka.core.usage import NO_USAGE, CardUsage
+
+if TYPE_CHECKING:
+    from fenka.core.columns import NodeColumns
 
 
 class PolicyTarget(Protocol):
@@ -31,7 +36,7 @@ class PolicyTarget(Protocol):
     def expect(self, workload: Workload) -> None:
         """Expect another workload from now on."""
 
-    def next(self, columns: NodeColumns, policy: str) -> None:
+    def next(self, columns: "NodeColumns", policy: str) -> None:
         """Prepare for the next request, which this policy places on these nodes."""
 
 

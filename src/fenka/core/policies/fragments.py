@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fenka.core.columns import CLASS, SLOT, CardClass, Ints
+from fenka.core.columns import CLASS, SLOT, Ints
 from fenka.core.policies import levels
-from fenka.core.policies.candidates import FULL, Candidate, NodeCandidate, Score, by_level
+from fenka.core.policies.candidates import FULL
 from fenka.core.policies.node_scores import NodeScores
 from fenka.core.policies.workload import Workload
-from fenka.core.request import Request
+from fenka.core.request import CardClass, Request
 
 MAX_KNOWN = 20_000
 """Fragments of states that are remembered, at most."""
@@ -128,23 +128,8 @@ class Fragments:
         return rounded
 
 
-@by_level
-def plain_score(on: NodeCandidate, card: Candidate) -> Score:
-    """Return the negative of FGD's score of placing on this card; without a workload, what is free."""
-    if on.target is None or not on.target.workload:
-        return (on.free_cards,)
-    fragments: Fragments = on.target.fragments
-    before = on.levels
-    cpu = levels.free_cpu(on)
-    after = levels.changed(on, card)
-    gained = fragments.fragment(cpu, before) - fragments.fragment(
-        max(cpu - on.request.cpu_milli, 0), after
-    )
-    return (-fragments.score(gained),)
-
-
 def column_keys(on: NodeScores) -> tuple[Ints, ...]:
-    """Return the twin of `plain_score` for all slots."""
+    """Return the twin of `target_scores.fgd` for all slots."""
     if on.target is None or not on.target.workload:
         return (on.by_slot(on.levels),)
     fragments: Fragments = on.target.fragments

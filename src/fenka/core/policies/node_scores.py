@@ -5,10 +5,22 @@ from functools import cached_property
 
 import numpy as np
 
-from fenka.core.columns import CLASS, SLOT, Bools, Ints, NodeColumns
+from fenka.core.columns import (
+    CARD_COMPUTE,
+    CLASS,
+    CPU,
+    CPU_USED,
+    FREE_COMPUTE,
+    FREE_MEMORY,
+    HOLDERS,
+    SLOT,
+    Bools,
+    Ints,
+    NodeColumns,
+)
 from fenka.core.policies import levels
-from fenka.core.policies.candidates import PolicyTarget
-from fenka.core.request import Request
+from fenka.core.policies.candidates import FULL, PolicyTarget
+from fenka.core.request import NEVER, Request
 
 MAX_REQUESTS, MAX_KNOWN = 512, 4096
 """Requests, and states of nodes for each, whose scores are remembered, at most."""
@@ -36,12 +48,12 @@ class NodeScores:
     @cached_property
     def levels(self) -> Ints:
         """The free part of each card, in thousandths."""
-        return levels.column_levels(self.columns)
+        return column_levels(self.columns)
 
     @cached_property
     def cpu(self) -> Ints:
         """The free CPU of each of the slots."""
-        return levels.host_cpu(self.columns)[self.slots]
+        return host_cpu(self.columns)[self.slots]
 
     @property
     def one_card(self) -> bool:
@@ -125,3 +137,24 @@ def _scrambled(numbers: Ints) -> Ints:
     mixed ^= mixed >> np.uint64(31)
     found: Ints = mixed.view(np.int64)
     return found
+
+
+def column_levels(columns: NodeColumns) -> Ints:
+    """Return the level of each card."""
+    usage = columns.usage
+    memory_mib = np.array([card_class.memory_mib for card_class in columns.classes] or [0])
+    total = memory_mib[columns.cards[CLASS]]
+    # Rounded down, these quotients of numbers below 2**53 are exact, and faster than integers.
+    memory = usage[FREE_MEMORY] * FULL / np.maximum(total, 1)
+    memory[total == 0] = FULL
+    compute = usage[FREE_COMPUTE] * FULL / np.maximum(columns.cards[CARD_COMPUTE], 1)
+    free = np.minimum(np.minimum(memory, compute), FULL - (usage[HOLDERS] > 0))
+    found: Ints = (free * columns.open).astype(np.int64)
+    return found
+
+
+def host_cpu(columns: NodeColumns) -> Ints:
+    """Return the free CPU of each slot's node."""
+    total, used = columns.hosts[CPU], columns.hosts[CPU_USED]
+    free: Ints = np.where(total >= NEVER, levels.MANY_CPU, np.maximum(total - used, 0))
+    return free

@@ -17,12 +17,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fenka.core.columns import CLASS, SLOT, CardClass, Ints, NodeColumns
+from fenka.core.columns import CLASS, SLOT, Ints, NodeColumns
 from fenka.core.policies import levels
-from fenka.core.policies.candidates import FULL, Candidate, NodeCandidate, Score, by_level
-from fenka.core.policies.node_scores import NodeScores
+from fenka.core.policies.candidates import FULL
+from fenka.core.policies.node_scores import NodeScores, column_levels, host_cpu
+from fenka.core.policies.target_scores import RANK_CARD, RANK_CPU, SCALE
 from fenka.core.policies.workload import Workload
-from fenka.core.request import Request
+from fenka.core.request import CardClass, Request
 
 Floats = npt.NDArray[np.float64]
 
@@ -31,8 +32,6 @@ PARTS = 100
 UNIT = FULL // PARTS
 CPU_PRICES = np.array([0, 4, 10, 20, 35, 60, 100, 200], np.int64)
 """Thousandths of a card for 1,000 thousandths of a core. A whole G2 card with 12 cores costs 83 of them."""
-SCALE = 1000
-"""Values are in thousandths of a thousandth of a card, so that sums are exact."""
 SMOOTH = 15.0
 """Sets of requests whose values differ by this (thousandths of a card) are nearly as probable."""
 DEMAND = 1.05
@@ -42,8 +41,6 @@ STEP, FIRST_STEP, DECAY = 0.025, 0.1, 50
 """Corrections are this part of the possible price; the first ones are larger at first."""
 CAUTION = 0.9
 """The first prices, compared with what a request takes."""
-RANK_CPU, RANK_CARD = 128_000, 8 * FULL
-"""Of equal nodes the fuller one is taken; CPU and cards are compared with the largest nodes'."""
 
 
 class _Singles(NamedTuple):
@@ -123,7 +120,7 @@ class BidPrices:
             return
         if self._learn_classes(columns):
             self._value(columns)
-        free = levels.column_levels(columns)
+        free = column_levels(columns)
         demand = self._demand(free)
         for _ in range(steps):
             early = self._steps < FIRST_STEPS
@@ -260,7 +257,7 @@ class BidPrices:
         of_cards = np.where((rows >= 0)[:, None], self.values[rows, parts], 0)
         idle = np.add.reduceat((parts == PARTS) & (rows >= 0), columns.starts, dtype=np.int64)
         together = self.more[rows[columns.starts], np.minimum(idle, self._idle - 1)]
-        cpu = levels.host_cpu(columns)[:, None] * CPU_PRICES
+        cpu = host_cpu(columns)[:, None] * CPU_PRICES
         sums: Ints = np.add.reduceat(of_cards, columns.starts) + cpu + together
         return sums
 
@@ -276,7 +273,7 @@ class BidPrices:
         rows, before = self.rows(columns), part.levels
         sums = self.node_sums(columns, rows, before // UNIT)
         after = part.left()
-        cpu = levels.host_cpu(columns)
+        cpu = host_cpu(columns)
         cpu_lost = (cpu - np.maximum(cpu - request.cpu_milli, 0))[:, None] * CPU_PRICES
         if not part.one_card:
             sums_after = self.node_sums(columns, rows, after // UNIT) - cpu_lost
@@ -304,21 +301,8 @@ class BidPrices:
         return rounded
 
 
-@by_level
-def plain_score(on: NodeCandidate, card: Candidate) -> Score:
-    """Return what the node loses in value, in thousandths of a card, then how empty it is."""
-    cpu, before = levels.free_cpu(on), on.levels
-    free = cpu / RANK_CPU + on.free_cards / RANK_CARD
-    if on.target is None or not on.target.prices.classes:
-        return 0, free
-    prices: BidPrices = on.target.prices
-    after = levels.changed(on, card)
-    lost = prices.value(cpu, before) - prices.value(max(cpu - on.request.cpu_milli, 0), after)
-    return (lost + SCALE // 2) // SCALE, free
-
-
 def column_keys(on: NodeScores) -> tuple[Ints | Floats, ...]:
-    """Return the twin of `plain_score` for all slots."""
+    """Return the twin of `target_scores.bid_price` for all slots."""
     free = on.cpu / RANK_CPU + on.by_slot(on.levels) / RANK_CARD
     if on.target is None or not on.target.prices.classes:
         return (free,)

@@ -24,8 +24,8 @@ Workload = tuple[Typical, ...]
 
 
 def kind(request: Request) -> Request:
-    """Return the request without its host memory, which no policy compares."""
-    if not request.host_memory_mib:
+    """Return the request without its host memory and connections, which no policy values."""
+    if not (request.host_memory_mib or request.linked or request.near):
         return request
     return Request(
         *(request.memory, request.compute, request.cards, request.whole, request.models),

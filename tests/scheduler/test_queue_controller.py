@@ -222,7 +222,7 @@ def test_queue_is_scheduled_at_once_when_a_pod_would_be_rejected_otherwise() -> 
 
 
 def test_later_pod_does_not_take_a_card_that_has_just_become_free() -> None:
-    """14 units, of which a pod that waits needs 12; 4 on the other card. It was told so before they were free."""
+    """14 units, of which a pod that waits needs 12; 4 on the other card. It was told so before."""
     cluster = ExtenderHarness([node_json("n", T4_MIB, T4_MIB)])
     cluster.holds("stays", 0, 10)
     cluster.holds("old", 1, 14)

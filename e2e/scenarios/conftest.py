@@ -10,7 +10,7 @@ import pytest
 
 from e2e.artifacts import CHART
 from e2e.cluster import Cluster, wait_until
-from e2e.programs import OWN, chosen_containerd
+from e2e.programs import HELM_3, OWN, chosen_containerd, chosen_helm
 from e2e.scenarios.containers import wait_for_agent, wait_for_no_leases
 from e2e.scenarios.elastic import Elastic
 from e2e.scenarios.installation import (
@@ -91,10 +91,14 @@ def installation(cluster: Cluster) -> Iterator[Installation]:
     cluster.set_scheduler_configuration(None)
 
 
+WAIT = "--wait" if chosen_helm() is HELM_3 else "--wait=legacy"
+"""helm 3's way of waiting, of either helm."""
+
+
 def uninstall(cluster: Cluster, namespace: str) -> None:
     """Uninstall the release of a namespace, if there is one."""
     # The default strategy sometimes misses a deletion, and waits until it times out (helm/helm#31766).
-    cluster.helm("uninstall", RELEASE, "-n", namespace, "--ignore-not-found", "--wait=legacy")
+    cluster.helm("uninstall", RELEASE, "-n", namespace, "--ignore-not-found", WAIT)
 
 
 def install(cluster: Cluster) -> None:

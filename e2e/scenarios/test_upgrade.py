@@ -9,8 +9,7 @@ import pytest
 
 from e2e.artifacts import CHART, FENKA, LAST_FENKA, last_release_image
 from e2e.cluster import Cluster, wait_until
-from e2e.programs import HELM_3, chosen_helm
-from e2e.scenarios.conftest import VALUES, extender_is_ready, install, uninstall
+from e2e.scenarios.conftest import VALUES, WAIT, extender_is_ready, install, uninstall
 from e2e.scenarios.containers import PRINT_VISIBLE_MIB, wait_for_no_leases
 from e2e.scenarios.installation import (
     CERTIFICATES,
@@ -39,7 +38,7 @@ DEPLOYMENTS: dict[str, tuple[int, dict[str, int], dict[str, str]]] = {
     "large": (5, {MEMORY: 4}, {}),
     "pair": (1, {MEMORY: 8}, {"aliyun.com/gpu-count": "2"}),
 }
-SERVING = ("--wait" if chosen_helm() is HELM_3 else "--wait=legacy", "--timeout=180s")
+SERVING = (WAIT, "--timeout=180s")
 """Simulated cards stay until their pods are deleted, for which helm 4's own way of waiting has no end."""
 PODS = sum(replicas for replicas, _, _ in DEPLOYMENTS.values())
 

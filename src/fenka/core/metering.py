@@ -15,6 +15,7 @@ from fenka.core.inventory import WHOLE_COMPUTE, DeviceId
 SECOND_US = 1_000_000
 HOUR_US = 3600 * SECOND_US
 DAY_US = 24 * HOUR_US
+DAY_S = DAY_US // SECOND_US
 
 MAX_GAP_US = 60 * SECOND_US
 """Nobody watched between two observations that are further apart, as while a laptop sleeps."""

@@ -137,6 +137,11 @@ class Request:
         return self.cards > 1 and not self.instance
 
     @property
+    def of_one_card(self) -> bool:
+        """Whether it is for a part of one card, so that the choice of the card matters to policies."""
+        return self.cards == 1 and not self.whole
+
+    @property
     def of_host_alone(self) -> bool:
         """Whether it is for CPU or memory of a host, beside its cards."""
         of_cards = self.cards or self.whole or self.memory is not None or self.compute

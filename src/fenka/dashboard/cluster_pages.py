@@ -32,6 +32,7 @@ from fenka.dashboard.page_server import (
     json,
     json_bytes,
     number,
+    usage_sums,
 )
 from fenka.dashboard.prometheus import Prometheus
 from fenka.dashboard.sign_in import OpenSignIn, SignedInViewer, SignIn
@@ -41,7 +42,7 @@ from fenka.formats.quantities import parse_memory
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.reader import read_scheduler_options, read_usage
 from fenka.views.board import HistoryAnswer, ProgramDetail, Sums, WhatIf, World
-from fenka.views.board_sums import DAY_S, first_days, usage_lines
+from fenka.views.board_sums import first_days
 from fenka.views.cluster_what_if import InvalidClusterQuestion, what_if
 from fenka.views.pod_explanations import explain_growth, explanation_lines
 from fenka.views.visible_board import Visibility
@@ -224,17 +225,7 @@ class ClusterPages(PageServer):
         known = [one for one in read if one is not None]
         if len(known) < len(read):
             return json(Sums(waits=waits, problem=NO_USAGE))
-        of_month, of_today = (
-            [
-                line
-                for line in usage_lines(one.records, "namespace", one.prices)
-                if line.kind != "held" or seen.sees(line.name)
-            ]
-            for one in known
-        )
-        first = known[0]
-        since = None if first.since_day is None else first.since_day * DAY_S
-        return json(Sums(of_month, of_today, first.currency, since, waits, first.problem))
+        return json(usage_sums(known[0], known[1], "namespace", waits, seen.sees))
 
     async def _usage(self, since: int, until: int) -> UsageRead | None:
         """Return the usage of some days; None if nobody records it. Raises ApiError, ApiUnreachable."""

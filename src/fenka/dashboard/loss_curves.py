@@ -8,13 +8,13 @@ record ends a file.
 """
 
 import os
-import stat
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fenka.isolation.lease_files import open_regular_file
 from fenka.local.records import TrainingRecord
 
 Point = tuple[int, float]
@@ -61,7 +61,8 @@ class LossReader:
     def _read_file(self, path: Path, file: _EventFile, limit: int) -> int:
         """Read what is new, and return how many bytes that was."""
         try:
-            data = _read(path, file.offset, limit)
+            with open_regular_file(path) as opened:
+                data = os.pread(opened.fileno(), limit, file.offset)
         except OSError:
             file.ended = True
             return 0
@@ -133,17 +134,6 @@ def _event_files(folder: Path) -> list[Path]:
         folders.sort()
         found += [Path(place, name) for name in sorted(names) if ".tfevents." in name]
     return found[:MAX_FILES]
-
-
-def _read(path: Path, offset: int, limit: int) -> bytes:
-    """Return bytes of a regular file. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("no regular file")
-        return os.pread(descriptor, limit, offset)
-    finally:
-        os.close(descriptor)
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | float | bytes]]:

@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from fenka.core.errors import FenkaError
+from fenka.core.metering import DAY_S
 from fenka.dashboard import live
 from fenka.dashboard.guard import AnswerRefused, Handler
 from fenka.dashboard.live import Live
@@ -21,10 +22,11 @@ from fenka.dashboard.page_server import (
     json,
     left,
     number,
+    usage_sums,
 )
 from fenka.local import board_details, board_history
 from fenka.views.board import HistoryAnswer, Sums, WhatIf
-from fenka.views.board_sums import DAY_S, first_days, usage_lines, wait_sums
+from fenka.views.board_sums import first_days, wait_sums
 from fenka.workstation import protocol
 from fenka.workstation.client import DaemonUnavailable
 from fenka.workstation.paths import Runtime
@@ -97,18 +99,7 @@ class MachinePages(PageServer):
             known = await self._ask(question, protocol.HistoryRead)
         except AnswerRefused as why:
             return json(Sums(problem=why.sentence))
-        first = read[0]
-        of_month, of_today = (usage_lines(one.records, "user", one.prices) for one in read)
-        return json(
-            Sums(
-                of_month,
-                of_today,
-                first.currency,
-                None if first.since_day is None else first.since_day * DAY_S,
-                wait_sums(known.events, since),
-                first.problem,
-            )
-        )
+        return json(usage_sums(read[0], read[1], "user", wait_sums(known.events, since)))
 
     def _card_uuid(self, index: str) -> str:
         cards = self._live.snapshot.cards if self._live.snapshot else ()

@@ -13,7 +13,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -22,10 +22,15 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
+from fenka.core.metering import DAY_S
 from fenka.core.request import ComputeMode
 from fenka.dashboard.guard import MAX_BODY_BYTES, AnswerRefused, Guard, Handler, add_headers
 from fenka.dashboard.stream import Fanout
+from fenka.history.series import UsageGroup
 from fenka.server.listener import LISTENER
+from fenka.views.board import Sums, WaitSums
+from fenka.views.board_sums import usage_lines
+from fenka.workstation.protocol import UsageRead
 
 T = TypeVar("T")
 
@@ -251,6 +256,26 @@ async def body(request: web.Request, kind: type[T]) -> T:
         raise AnswerRefused(400, f"the body is not understood: {why}") from None
     except TimeoutError:
         raise AnswerRefused(408, "the body did not come") from None
+
+
+def usage_sums(
+    month: UsageRead,
+    today: UsageRead,
+    by: UsageGroup,
+    waits: WaitSums | None,
+    sees: Callable[[str], bool] = lambda _: True,
+) -> Sums:
+    """Return the sums of two readings of usage. sees: whether the viewer sees what this name held."""
+    of_month, of_today = (
+        [
+            line
+            for line in usage_lines(read.records, by, read.prices)
+            if line.kind != "held" or sees(line.name)
+        ]
+        for read in (month, today)
+    )
+    since = None if month.since_day is None else month.since_day * DAY_S
+    return Sums(of_month, of_today, month.currency, since, waits, month.problem)
 
 
 def number(request: web.Request, name: str, default: int, most: int) -> int:

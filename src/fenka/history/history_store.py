@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from fenka.core.metering import (
+    DAY_S,
     Amounts,
     Line,
     LineKind,
@@ -23,7 +24,6 @@ from fenka.core.metering import (
 from fenka.history.database import Connection, Database
 from fenka.history.series import FigureSeries, HistoryEvent, Holder, UsageRecord
 
-DAY_S = 86400
 KEEP_S = {5: 2 * 3600, 60: 2 * DAY_S, 600: 30 * DAY_S}
 """Seconds for which readings are kept, by their resolution in seconds."""
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from fenka.core.metering import DAY_S
 from fenka.history.series import HistoryEvent, UsageGroup, UsageRecord
 from fenka.views import board
 from fenka.views.usage_report import usage_rows
@@ -24,8 +25,6 @@ MAX_ADDED = 64
 
 WAITED_S = 2
 """A request that is granted within this time has not waited."""
-
-DAY_S = 86_400
 
 Number = TypeVar("Number", int, float)
 

@@ -15,12 +15,12 @@ from fenka.cli.common_options import Target, parse_duration
 from fenka.cli.error_report import UserError, print_error
 from fenka.cli.world import cluster_configured, snapshot_here
 from fenka.core.errors import INVALID_INPUT
+from fenka.core.metering import DAY_S
 from fenka.history.series import UsageGroup
 from fenka.views.usage_report import UsageRow, check_prices, total_row, usage_rows
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import DaemonConnection
 
-DAY_S = 86400
 EPOCH = date(1970, 1, 1)
 
 Output = Literal["table", "csv", "json", "yaml", "focus", "opencost"]

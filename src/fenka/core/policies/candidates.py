@@ -116,11 +116,6 @@ class NodeCandidate:
         """The scores of cards by policy, class and level, where policies remember them."""
         return {}
 
-    @property
-    def one_card(self) -> bool:
-        """Whether the request is for a part of one card, so that the choice of the card matters."""
-        return self.request.cards == 1 and not self.request.whole
-
     @cached_property
     def free_cards(self) -> int:
         """The sum of the levels."""
@@ -153,7 +148,8 @@ def by_level(score: ScoreFunction) -> ScoreFunction:
 
     def remembered(on: NodeCandidate, card: Candidate) -> Score:
         # For several cards, or for none, the score does not depend on the card.
-        kind, level = (CardClass.of(on.node, card.card), card.level) if on.one_card else _ANY
+        of_card = on.request.of_one_card
+        kind, level = (CardClass.of(on.node, card.card), card.level) if of_card else _ANY
         key = score, kind, level
         if key not in on.scores:
             on.scores[key] = score(on, card)

@@ -100,7 +100,7 @@ class Fragments:
         cpu_after = np.maximum(on.cpu - on.request.cpu_milli, 0)
         nodes = _Usable(*(np.add.reduceat(amounts, starts) for amounts in before))
         was = self._sum(nodes, on.cpu)
-        if not on.one_card:
+        if not on.request.of_one_card:
             left = _Usable(*(np.add.reduceat(amounts, starts) for amounts in after))
             return self._rounded(was - self._sum(left, cpu_after))
         # Only the card itself changes.

@@ -32,7 +32,7 @@ def changed(on: NodeCandidate, card: Candidate) -> list[tuple[CardClass, int]]:
     """Return the levels after placing: on this card, or on the first that fit for several cards."""
     request, after = on.request, on.levels.copy()
     taken = on.fitting[: request.cards]
-    if on.one_card:
+    if request.of_one_card:
         taken = [position for position in on.fitting if on.cards[position] is card]
     for position in taken:
         card_class, free = after[position]

@@ -55,16 +55,11 @@ class NodeScores:
         """The free CPU of each of the slots."""
         return host_cpu(self.columns)[self.slots]
 
-    @property
-    def one_card(self) -> bool:
-        """Whether the request is for a part of one card, so that the choice of the card matters."""
-        return self.request.cards == 1 and not self.request.whole
-
     def left(self) -> Ints:
         """Return the level of each card after placing: on this card, or on the first that fit for several."""
         columns, request = self.columns, self.request
         taken = self.card_fits
-        if not self.one_card:
+        if not self.request.of_one_card:
             places = taken.cumsum()
             places = places - (places - taken)[columns.starts][columns.cards[SLOT]]
             taken = taken & (places <= request.cards)

@@ -7,7 +7,7 @@ requests that fit it, less the CPU that they take. A node is worth the sum over 
 CPU price where that is least. The best placement reduces the value of its node least. Source of the idea:
 bid-price control (Talluri and van Ryzin, Management Science 44, 1998).
 
-BidPrices are corrected by steps towards the dual optimum. Sets of requests are chosen with probabilities (a
+Prices are corrected by steps towards the dual optimum. Sets of requests are chosen with probabilities (a
 softmax), which makes values smooth: parts that many sets fill are worth more than parts that one set fills.
 """
 
@@ -51,7 +51,7 @@ class _Singles(NamedTuple):
 
 
 class BidPrices:
-    """BidPrices for an expected workload, and the values of cards and nodes at these prices."""
+    """The prices for an expected workload, and the values of cards and nodes at these prices."""
 
     def __init__(self, workload: Workload, earlier: "BidPrices | None" = None) -> None:
         """earlier: prices for another workload, which are kept for the requests that both have."""
@@ -275,7 +275,7 @@ class BidPrices:
         after = part.left()
         cpu = host_cpu(columns)
         cpu_lost = (cpu - np.maximum(cpu - request.cpu_milli, 0))[:, None] * CPU_PRICES
-        if not part.one_card:
+        if not request.of_one_card:
             sums_after = self.node_sums(columns, rows, after // UNIT) - cpu_lost
             return self._rounded(sums.min(axis=1) - sums_after.min(axis=1))
         of_card = columns.cards[SLOT]

@@ -6,7 +6,7 @@ from fenka.core.policies.prices import FIRST_STEPS, BidPrices
 from fenka.core.policies.workload import Workload
 
 PRICED_EVERY = 20
-"""BidPrices are corrected after this number of requests."""
+"""Prices are corrected after this number of requests."""
 
 
 class ExpectedWorkload:
@@ -22,7 +22,7 @@ class ExpectedWorkload:
         self.fragments, self.prices = Fragments(workload), BidPrices(workload)
 
     def expect(self, workload: Workload) -> None:
-        """Expect another workload from now on. BidPrices begin with those known."""
+        """Expect another workload from now on. Prices begin with those known."""
         if workload != self.workload:
             self.workload = workload
             self.fragments, self.prices = Fragments(workload), BidPrices(workload, self.prices)

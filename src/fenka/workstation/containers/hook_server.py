@@ -13,7 +13,6 @@ import fcntl
 import os
 import pwd
 import re
-import select
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -282,7 +281,7 @@ class HookServer:
         except (InvalidSize, InvalidRequest, QuotaExceeded) as why:
             raise InvalidContainer(str(why)) from None
         self._controller.processes.record_container(job)
-        if _ended(init.descriptor):
+        if not init.lives():
             self._controller.processes.forget(job.id)
             raise InvalidContainer("the container has ended")
         return job
@@ -377,12 +376,6 @@ def _read_sealed(descriptor: int, most: int) -> bytes:
     if seals & _SEALS != _SEALS:
         raise InvalidContainer("this is no request of fenka-hook: its files are not sealed")
     return os.pread(descriptor, most + 1, 0)
-
-
-def _ended(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _refuse(connection: socket.socket, caller: Caller, reason: str) -> None:

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card
-from fenka.core.metering import Holding, MeteredCard, Observation
+from fenka.core.metering import DAY_S, Holding, MeteredCard, Observation
 from fenka.core.request import Placement, Slice
 from fenka.core.units import MIB
 from fenka.formats.quantities import parse_memory, parse_price
 from fenka.hardware.nvml import Reading
 from fenka.hardware.peer_credentials import group_name, user_name
-from fenka.history.history_store import DAY_S, Figures, HistoryStore
+from fenka.history.history_store import Figures, HistoryStore
 from fenka.history.recorder import HistoryRecorder
 from fenka.history.series import FigureSeries, HistoryEvent, Holder, UsageRecord
 from fenka.isolation import account

@@ -188,8 +188,7 @@ class UserPolicies(Policies):
             if content is None:
                 self._accepted.unlink(missing_ok=True)
                 return
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lease_files.write_atomically(self._accepted, content)
+            self._write(self._accepted, content)
         except OSError as why:
             log(f"the next daemon will not know the present users.toml: {describe(why)}")
 
@@ -265,9 +264,8 @@ class UserPolicies(Policies):
         if not self.bookings:
             self._bookings_file.unlink(missing_ok=True)
             return
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         content = msgspec.json.encode(BookingsFile([*self.bookings.values()]))
-        lease_files.write_atomically(self._bookings_file, content)
+        self._write(self._bookings_file, content)
 
     def new_id(self) -> str:
         """Return an id that no booking has."""
@@ -422,17 +420,18 @@ class UserPolicies(Policies):
         now = self._saved_at = self._clock()
         used = self.card_time.used_s(now)
         if used:
-            self._try(lambda: self._save_use(UseFile(self.card_time.midnight, now, used)))
-
-    def _save_use(self, file: UseFile) -> None:
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lease_files.write_atomically(self._use_file, msgspec.json.encode(file))
+            content = msgspec.json.encode(UseFile(self.card_time.midnight, now, used))
+            self._try(lambda: self._write(self._use_file, content))
 
     def on_saved(self) -> None:
         """Jobs were recorded: so is what they have used, if that counts for anybody."""
         entries = [*self.content.user.values(), *self.content.group.values()]
         if any(entry.card_hours_per_day is not None for entry in entries):
             self.save_use()
+
+    def _write(self, file: Path, content: bytes) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lease_files.write_atomically(file, content)
 
     def _try(self, write: Callable[[], None]) -> None:
         try:

@@ -39,6 +39,16 @@ def test_program_tells_all_of_it(serve: Serve, watched: Watched) -> None:
     expect(page.get_by_role("button", name="Stop")).to_have_count(0)
 
 
+def test_page_says_so_when_its_charts_cannot_be_loaded(serve: Serve, watched: Watched) -> None:
+    """They are files of their own, and the server may end before a page asks for them."""
+    watched.expected.append("ERR_FAILED")
+    watched.page.route("**/Chart-*", lambda route: route.abort())
+    page = _open(watched, serve("workstation").entry, "program/job-0")
+    history = page.get_by_role("region", name="History")
+    expect(history).to_contain_text("The charts could not be loaded")
+    expect(history).to_contain_text("refused: 512 MiB beyond")
+
+
 def test_waiting_program_has_the_whole_explanation(serve: Serve, watched: Watched) -> None:
     """It is that of `fenka why`."""
     page = _open(watched, serve("workstation").entry, "program/job-3")

@@ -102,9 +102,14 @@ def test_job_is_recorded_when_it_ended_while_no_daemon_ran(t4: Workstation) -> N
     """Its keeper has the exit code."""
     in_background(t4, "night", "sleep", "1000")
     pid = t4.jobs()["night"]["pid"]
+    keeper = procfs.parent_pid(pid)
+    assert keeper
+    started = procfs.start_ticks(keeper)
+    assert started
     t4.kill_daemon()
     kill(pid)
-    eventually((t4.root / "jobs" / "night" / "end").exists)
+    # It is in the lease, too: as long as it lives, the job has not ended.
+    eventually(lambda: not procfs.lives(keeper, started))
     t4.start("--simulate", "T4")
     job = ended(t4)["night/1"]
     assert (job["signal"], job["cause"]) == ("SIGKILL", "unobserved")

@@ -60,7 +60,8 @@ def test_each_mistake_has_a_sentence(station: Workstation, write: Callable[[str]
     sentences = (
         f"{path}: there is no option simulat: did you mean simulate?; "
         f"{path}: only must be a list of words, not '0'; "
-        f"{path}: no policy is called first: choose one of binpack, spread; "
+        f"{path}: no policy is called first: choose one of binpack, spread, random, "
+        "dotprod, clustering, packing, bestfit, fgd, bid-price; "
         f"{path}: unit must be a word, not 4; "
         f"{path}: there is no option colour: there are simulate, policy, unit, only, mig, driver, "
         "metrics-port, price, currency, history-size, charge, no-history; "

@@ -154,7 +154,7 @@ def test_daemon_fails_when_there_is_no_driver(station: Workstation) -> None:
         ),
         (
             ["--simulate", "T4", "--policy", "x"],
-            r"no policy is called x: choose one of binpack, spread",
+            r"no policy is called x: choose one of binpack, spread, random, dotprod, clustering, .*",
         ),
         (["--simulate", "T4", "--only", "7"], r"no card is called 7: here are 0 \(GPU-.*\)"),
     ],

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from fenka import procfs
 from tests.workstation.conftest import PROGRAMS, Workstation, eventually, kill, refused
 
 RING = [sys.executable, str(PROGRAMS / "ring.py")]
@@ -518,6 +519,7 @@ def test_record_is_not_believed_when_its_supervisor_is_gone(station: Workstation
     follow(station, "pytorch", "old", "--", "true")
     path = station.root / "jobs" / "old" / ".fenka" / "record.json"
     running = record(station, "old") | {"status": "RUNNING", "ended_at": None, "exit_code": None}
+    eventually(lambda: not procfs.lives(running["pid"], running["start_ticks"]))
     path.write_text(json.dumps(running))
     assert job(station, "old")["status"] == "FAILED"
     path.write_text(json.dumps(running | {"pid": os.getpid(), "start_ticks": 1, "boot": "x"}))

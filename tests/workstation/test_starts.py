@@ -99,6 +99,27 @@ def test_no_traceback_is_printed_when_imports_are_interrupted(
     assert start.printed() == ""
 
 
+FINALIZED = """
+import os
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), 2)
+        for _ in range(1000): pass
+Finalized()
+while True: pass
+"""
+
+
+def test_command_ends_when_the_interrupt_comes_in_a_finalizer(
+    started: Callable[..., Start], station: Workstation
+) -> None:
+    """Python drops what is raised there. A command imports the module late, when Ctrl-C is an exception."""
+    (station.root / "msgspec.py").write_text(FINALIZED)
+    start = started("ps", PYTHONPATH=str(station.root))
+    assert start.process.wait() == 130
+    assert start.printed() == ""
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_nothing_is_left_when_a_daemon_is_interrupted_while_it_starts(
     started: Callable[..., Start], station: Workstation, point: str

@@ -43,6 +43,7 @@ def test_next_morning_tells_how_a_program_ended(guest: Guest, way: str) -> None:
     guest.until("fenka logs night", lambda text: "step 1" in text, "alice")
     start(guest, "bob", "other")
     # The disk has what a machine that runs for a minute has on it.
+    guest.until("cat /var/lib/fenka/running-*.json", lambda text: '"other"' in text)
     guest.run("sync")
     getattr(guest, way)()
     guest.run("fenka run --gpu-mem 14 --timeout 900 -- true", "alice")

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 from fenka.core.errors import INTERRUPTED
 
-
 _MOMENT_S = 0.01
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fenka.cluster.gang_placement import GangMembers, GangScheduler
-from fenka.cluster.objects import ObjectMeta, Pod
+from fenka.cluster.objects import Node, ObjectMeta, Pod, node_path
 from fenka.cluster.placement import PodEvaluator
 from fenka.cluster.pod_columns import LiveColumns
 from fenka.cluster.queue_state import queue_state
@@ -25,7 +25,8 @@ from fenka.dialects import gpushare
 from fenka.kubernetes.api_client import Api, ApiError
 from fenka.kubernetes.election import Election
 from fenka.kubernetes.events import SERIES_S, EventRecorder
-from fenka.kubernetes.eviction import evict
+from fenka.kubernetes.eviction import add_taint, evict, remove_taint
+from fenka.node.free_cards import PREFER_NO_SCHEDULE, TAINT
 from fenka.node.mig_layouts import STATE
 from fenka.node.node_api import NodeApi
 from fenka.scheduler.binder import Binder, GangBarrier
@@ -117,6 +118,13 @@ async def scheduler(api: Api, namespace: str) -> dict[str, str]:
     return errors
 
 
+async def set_taint(api: Api) -> None:
+    """Add the taint of free cards, and remove it. Raises ApiError."""
+    read = await api.get(node_path(NODE), Node)
+    await add_taint(api, read, TAINT, PREFER_NO_SCHEDULE)
+    await remove_taint(api, read, TAINT)
+
+
 async def node(api: Api, namespace: str) -> dict[str, str]:
     """Make all calls of the node program."""
     cluster = NodeApi(api, NODE)
@@ -144,6 +152,7 @@ async def node(api: Api, namespace: str) -> dict[str, str]:
             ),
         ),
         ("label", cluster.label_node({STATE: "success"})),
+        ("taint", set_taint(api)),
     ):
         errors[step] = await refused(call)
     errors["runtime class"] = "" if await cluster.runtime_handler(CLASS) else "refused"

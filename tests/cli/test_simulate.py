@@ -148,7 +148,7 @@ def test_trace_gives_the_allocation_by_load(tmp_path: Path) -> None:
     assert {key: found[key] for key in ("load", "allocation", "refused")} == {
         **{"load": [130], "allocation": [50.0], "refused": 1},
     }
-    assert found["refused_though_fitting"] == 0
+    assert (found["without_cards"], found["refused_though_fitting"]) == ("policy", 0)
     table = of_trace(tmp_path, "--runs", "2", "--processes", "2").stdout.splitlines()
     assert table[:2] == ["ARRIVED %  ALLOCATED %  DEVIATION", "130        50.00        0.00"]
     assert table[2].startswith("bid-price, 2 runs: 2 pods refused, the first when 130.0 % had")
@@ -158,6 +158,7 @@ def test_trace_gives_the_allocation_by_load(tmp_path: Path) -> None:
     ("words", "sentence"),
     [
         (("--policy", "best"), "--policy must be one of binpack, "),
+        (("--without-cards", "kube"), "--without-cards must be one of policy, elsewhere, kube-sch"),
         (("--look-ahead", "17"), "--look-ahead must be 1 to 16, not 17"),
         (("--runs", "0"), "--runs must be 1 to 1000, not 0"),
         (("--add-nodes", "t4=1"), "--add-nodes and --case are about a cluster"),

@@ -17,6 +17,7 @@ from fenka.jobs.kubernetes.checks import ClusterDefaults
 from fenka.jobs.manifests.service_manifest import GatewaySettings, render_gateway
 from fenka.jobs.service import ServiceSpec
 from fenka.kubernetes.reader import PUBLISHED
+from fenka.node.free_cards import TAINT
 from tests.deploy.chart import (
     ADMISSION,
     CHART,
@@ -498,6 +499,26 @@ def test_node_program_ends_overdue_programs_unless_the_value_is_off() -> None:
     assert "--no-end-overdue" not in options()
     assert "--no-end-overdue" not in options(**{"node.endOverdue": None})
     assert "--no-end-overdue" in options(**{"node.endOverdue": False})
+
+
+@needs_helm
+def test_node_program_keeps_its_taint_unless_the_value_is_off() -> None:
+    """Values of a release without it mean the default. It may write no other taint."""
+
+    def switched_off(**values: Any) -> bool:
+        daemon_set = find(render(**values), "DaemonSet", "fenka-node")
+        return "--no-free-cards-taint" in pod_of(daemon_set)["containers"][0]["args"]
+
+    assert not switched_off()
+    assert not switched_off(**{"node.freeCardsTaint": None})
+    assert switched_off(**{"node.freeCardsTaint": False})
+    spec = policy("node")
+    expressions = {item["name"]: item["expression"] for item in spec["variables"]}
+    others = f"filter(taint, taint.key != '{TAINT}')"
+    for name, read in (("taints", "object"), ("before", "oldObject")):
+        taints = f"{read}.spec.taints"
+        assert expressions[name] == f"has({taints}) ? {taints}.{others} : []"
+    assert "variables.taints == variables.before" in spec["validations"][1]["expression"]
 
 
 @needs_helm

@@ -360,6 +360,7 @@ class NodeHarness:
     library: Path
     unit_mib: int = 1024
     labelled_only: bool = False
+    taint: bool = True
     dialects: tuple[Dialect, ...] = DIALECTS
     layouts: Path | None = None
     living: set[str] = field(default_factory=set)
@@ -405,7 +406,9 @@ class NodeHarness:
                 self.lease_files,
                 self._instances(),
                 self.unit_mib,
-                Advertised(labelled_only=self.labelled_only, dialects=self.dialects),
+                Advertised(
+                    labelled_only=self.labelled_only, dialects=self.dialects, taint=self.taint
+                ),
                 self.layouts,
                 lambda: self.living,
                 self.kill_pods,
@@ -581,6 +584,8 @@ async def node_harness(
     labels: Mapping[str, str] | None = None,
     hardware: Any = None,
     layouts: Path | None = None,
+    labelled_only: bool = False,
+    taint: bool = True,
 ) -> AsyncIterator[NodeHarness]:
     """Run a node that shares its cards, unless its labels say otherwise. hardware: in place of the cards."""
     # A socket's path is short: pytest's own folders are too deep.
@@ -591,6 +596,7 @@ async def node_harness(
         await kubelet.start()
         hardware = hardware or FakeHardware(cards or (card(0),))
         made = NodeHarness(root, FakeApi(), kubelet, hardware, library, layouts=layouts)
+        made.labelled_only, made.taint = labelled_only, taint
         made.node(**(labels or {"gpushare": "true"}))
         await made.start()
         try:

@@ -99,9 +99,12 @@ class _TaintedNode(Object):
     spec: _TaintedSpec = msgspec.field(default_factory=_TaintedSpec)
 
 
-async def add_taint(api: Api, node: Node, key: str) -> None:
-    """Keep pods that do not tolerate it from the node. Raises ApiError (409: try again), ApiUnreachable."""
-    await _write(api, node, key, [{"key": key, "effect": NO_SCHEDULE}])
+async def add_taint(api: Api, node: Node, key: str, effect: str = NO_SCHEDULE) -> None:
+    """Keep pods that do not tolerate it from the node, unless a taint has this key already.
+
+    Raises ApiError (409: try again), ApiUnreachable.
+    """
+    await _write(api, node, key, [{"key": key, "effect": effect}])
 
 
 async def remove_taint(api: Api, node: Node, key: str) -> None:

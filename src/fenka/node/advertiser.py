@@ -81,12 +81,13 @@ class Advertised:
 
     exclusive: nvidia.com/gpu while the node is not shared. labelled_only: That only while the node has a
     label at all: without one this program is about to be removed, and the kubelet remembers for minutes what
-    it was offered. dialects: the resources of these.
+    it was offered. dialects: the resources of these. taint: whether a taint says that a card is free.
     """
 
     exclusive: bool = True
     labelled_only: bool = False
     dialects: tuple[Dialect, ...] = DIALECTS
+    taint: bool = True
 
 
 @dataclass(eq=False)

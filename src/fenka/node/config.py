@@ -47,6 +47,12 @@ class NodeConfig(msgspec.Struct, frozen=True):
     exclusive: Annotated[
         bool, Meta(description="offer nvidia.com/gpu while the node is not shared")
     ] = True
+    free_cards_taint: Annotated[
+        bool,
+        Meta(
+            description="keep taint fenka.io/free-cards:PreferNoSchedule on the node while a card is free"
+        ),
+    ] = True
     labelled_only: Annotated[
         bool, Meta(description="offer nothing on nodes with neither label")
     ] = False

@@ -300,7 +300,9 @@ async def _serve(
         files.prepare()
         kubelet = Kubelet(_PLUGINS, _POD_RESOURCES)
         dialects = WITH_HAMI if config.hami_names else DIALECTS
-        advertised = Advertised(config.exclusive, config.labelled_only, dialects)
+        advertised = Advertised(
+            config.exclusive, config.labelled_only, dialects, taint=config.free_cards_taint
+        )
         program = assemble(
             Edges(
                 *(api, kubelet, health, store, files, instances, unit_mib, advertised),

@@ -16,7 +16,7 @@ from fenka.dialects.lease_records import REPORT
 from fenka.dialects.mig_records import INSTANCES
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.events import EventRecorder
-from fenka.kubernetes.eviction import evict
+from fenka.kubernetes.eviction import add_taint, evict, remove_taint
 from fenka.kubernetes.informer import Informer
 
 _LOG = logging.getLogger(__name__)
@@ -164,6 +164,16 @@ class NodeApi:
     async def label_node(self, labels: Mapping[str, str | None]) -> None:
         """Write labels on the Node; None removes one. Raises ApiError, ApiUnreachable."""
         await self._api.patch(self._path, _Anything, {"metadata": {"labels": dict(labels)}})
+
+    async def set_taint(self, key: str, effect: str | None) -> None:
+        """Add a taint to the Node; None removes it. Raises ApiError (409: try again), ApiUnreachable."""
+        node = self.node
+        if node is None:
+            return
+        if effect is None:
+            await remove_taint(self._api, node, key)
+        else:
+            await add_taint(self._api, node, key, effect)
 
     async def clear_reset(self) -> None:
         """Remove the annotation RESET. Raises ApiError, ApiUnreachable."""

@@ -15,6 +15,7 @@ from fenka.dialects.registry import leased_resources, node_resources
 from fenka.hardware.driver_edits import NoDriverFiles
 from fenka.isolation.lease_control import InvalidControl
 from fenka.node.advertiser import Advertised, DeviceAdvertiser, ModeSelector
+from fenka.node.free_cards import FreeCardsTaint
 from fenka.node.inventory import CardHealth, NodeInventory
 from fenka.node.kubelet.client import Claim, Kubelet, KubeletUnavailable
 from fenka.node.kubelet.plugin import Plugin
@@ -35,6 +36,8 @@ _LOG = logging.getLogger(__name__)
 RECONCILE_S = 5.0
 DRAIN_S = 10.0
 """The chart gives the program 15 s to end."""
+REMOVAL_S = 1.0
+"""For the taint. `fenka uninstall` removes it, too."""
 ADMISSION_S = 3.0
 """From the scheduler's decision to the kubelet's call of Allocate."""
 
@@ -57,6 +60,7 @@ class Agent:
     _mode: ModeSelector
     _advertiser: DeviceAdvertiser
     _phases: Sequence[Phase]
+    _taint: FreeCardsTaint
     _wanted: asyncio.Event
     _draining: bool = False
 
@@ -98,6 +102,9 @@ class Agent:
         next status. The extender reads the inventory at once.
         """
         self._draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REMOVAL_S):
+                await self._taint.end()
         if self._mode.sharing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_S):
@@ -185,11 +192,13 @@ def assemble(edges: Edges) -> Program:
     layouts = NodeLayouts(
         api, instances, inventory, allocations, closed, edges.clock, edges.layouts
     )
+    taint = FreeCardsTaint(api, mode, inventory, allocations, edges.advertised, edges.clock)
     overdue = [OverduePods(api, store, edges.kill, edges.clock).end] if edges.kill else []
     phases = (
         *overdue,
         *(leases.reconcile, resizer.reconcile, collector.collect, reporter.publish),
         layouts.reconcile,
+        taint.reconcile,
     )
-    agent = Agent(api, kubelet, mode, advertiser, phases, wanted)
+    agent = Agent(api, kubelet, mode, advertiser, phases, taint, wanted)
     return Program(agent, inventory, instances, closed, plugins, wanted.set)

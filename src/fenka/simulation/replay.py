@@ -6,20 +6,28 @@ The pods are placed by `core.columnar_placer`, which also serves the queue of a 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 
 from fenka.core.columnar import Judgement
 from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.columns import Columns
 from fenka.core.evaluate import Policy
+from fenka.core.gangs import NO_LIMITS, PlacementLimits
 from fenka.core.inventory import Node
 from fenka.core.policies.candidates import TargetPolicy
 from fenka.core.policies.target import ExpectedWorkload
 from fenka.core.policies.workload import kind, typical
 from fenka.core.request import Placement
+from fenka.simulation.kube_scheduler import PROFILES, KubeScheduler
 from fenka.simulation.trace import Trace, TracePod
 
 LOADS = (80, 90, 95, 100, 110, 120, 130)
 """Percent of all cards that have been requested, at which the allocation is reported."""
+
+POLICY, ELSEWHERE = "policy", "elsewhere"
+WITHOUT_CARDS = (POLICY, ELSEWHERE, *PROFILES)
+"""Placers of pods without cards. policy: the policy. elsewhere: other nodes, which are not simulated.
+Others: kube-scheduler with this profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,7 @@ def replay(  # noqa: PLR0913, PLR0917
     policy: Policy,
     look_ahead: int = 1,
     seed: int = 0,
+    without_cards: str = POLICY,
     progress: Callable[[int], object] = lambda _: None,
 ) -> Outcome:
     """Place the pods as they arrive.
@@ -56,17 +65,22 @@ def replay(  # noqa: PLR0913, PLR0917
         arrivals: the pods in their order.
         policy: a name in SCORES.
         look_ahead: this number of pods is waited for, then they are placed, the largest first.
-        seed: of the random policy.
+        seed: of the random policy, and of kube-scheduler's choice among equal nodes.
+        without_cards: the placer of pods without cards, one of WITHOUT_CARDS.
         progress: called with the number of pods that have arrived.
     """
     target = ExpectedWorkload(typical(Counter(kind(pod.request) for pod in trace.pods)), seed)
-    cluster = _VirtualCluster(nodes, TargetPolicy(policy, target))
+    kube_scheduler = (
+        KubeScheduler(without_cards, Random(seed)) if without_cards in PROFILES else None
+    )
+    cluster = _VirtualCluster(nodes, TargetPolicy(policy, target), kube_scheduler)
     requested = 0
     sums, counts = Counter[int](), Counter[int]()
     first_refusal = None
     for number, batch in enumerate(_batches(arrivals, look_ahead)):
         requested += sum(pod.parts for pod in batch)
-        for pod in sorted(batch, key=lambda pod: pod.parts, reverse=True):
+        present = (pod for pod in batch if pod.parts or without_cards != ELSEWHERE)
+        for pod in sorted(present, key=lambda pod: pod.parts, reverse=True):
             cluster.place(pod)
         if cluster.refused and first_refusal is None:
             first_refusal = 100 * requested / trace.parts
@@ -91,7 +105,11 @@ def _batches(arrivals: Sequence[TracePod], size: int) -> Iterator[Sequence[Trace
 class _VirtualCluster:
     """The virtual cluster. Attributes: allocated: thousandths of cards; refused…: numbers of pods."""
 
-    def __init__(self, nodes: Sequence[Node], policy: TargetPolicy) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], policy: TargetPolicy, kube_scheduler: KubeScheduler | None
+    ) -> None:
+        """kube_scheduler: places pods without cards; None: the policy does."""
+        self._kube_scheduler = kube_scheduler
         self._columns, self._policy = Columns(nodes), policy
         self._placer = ColumnarPlacer(self._columns)
         self.allocated = self.refused = self.refused_though_fitting = 0
@@ -99,10 +117,17 @@ class _VirtualCluster:
     def place(self, pod: TracePod) -> None:
         """Place a pod, or refuse it."""
         self._policy.target.next(self._columns, self._policy)
-        placed = self._placer.place(pod.request, self._policy)
+        placed = self._placer.place(pod.request, self._policy, self._limits(pod))
         if isinstance(placed, Placement):
             self._placer.add(placed)
             self.allocated += pod.parts
             return
         self.refused += 1
         self.refused_though_fitting += bool(Judgement(self._columns, pod.request).fits.any())
+
+    def _limits(self, pod: TracePod) -> PlacementLimits:
+        """Return to which nodes the pod may go."""
+        if pod.request.cards or self._kube_scheduler is None:
+            return NO_LIMITS
+        name = self._kube_scheduler.choose(self._columns, pod.request)
+        return NO_LIMITS if name is None else PlacementLimits(among=frozenset({name}))

@@ -20,7 +20,7 @@ from fenka.cli.common_options import ClusterTarget, OutputOption
 from fenka.cli.error_report import UserError
 from fenka.core.errors import INVALID_INPUT
 from fenka.core.policies.scores import SCORES
-from fenka.simulation.replay import LOADS, Outcome, replay
+from fenka.simulation.replay import LOADS, POLICY, WITHOUT_CARDS, Outcome, replay
 from fenka.simulation.trace import (
     Trace,
     inflated,
@@ -66,6 +66,14 @@ class TraceOptions:
     policy: Annotated[
         str, typer.Option("--policy", help=f"placement policy: {', '.join(SCORES)}")
     ] = "bid-price"
+    without_cards: Annotated[
+        str,
+        typer.Option(
+            "--without-cards",
+            metavar="HOW",
+            help=f"how pods without cards are placed: {', '.join(WITHOUT_CARDS)}",
+        ),
+    ] = POLICY
     look_ahead: Annotated[
         int,
         typer.Option(
@@ -98,6 +106,11 @@ class TraceOptions:
             raise UserError(
                 f"--policy must be one of {', '.join(SCORES)}, not {self.policy}", INVALID_INPUT
             )
+        if self.without_cards not in WITHOUT_CARDS:
+            raise UserError(
+                f"--without-cards must be one of {', '.join(WITHOUT_CARDS)}, not {self.without_cards}",
+                INVALID_INPUT,
+            )
         if self.nodes is None or self.pods is None:
             raise UserError(
                 "a trace needs both --nodes and --pods: add the other one", INVALID_INPUT
@@ -127,7 +140,7 @@ class _Run(NamedTuple):
         with _progress(len(arrivals), bar) as progress:
             outcome = replay(
                 *(trace, ranked(trace, ranks), arrivals, options.policy, options.look_ahead),
-                *(self.seed, progress),
+                *(self.seed, options.without_cards, progress),
             )
         return outcome, (time.perf_counter() - began) / max(len(arrivals), 1)
 
@@ -196,6 +209,7 @@ def _document(
     first = [outcome.first_refusal for outcome in found if outcome.first_refusal is not None]
     return {
         "policy": options.policy,
+        "without_cards": options.without_cards,
         "look_ahead": options.look_ahead,
         "seeds": seeds,
         "load": loads,

@@ -209,3 +209,9 @@ def test_podmans_annotation_counts_only_if_the_option_says_so(tickets: Tickets) 
         ("annotation", "docker"): 5,
     }
     assert payer("root", tickets)(caller(ALICE), request(engine="podman"))[1].priority == 5
+
+
+def test_podmans_annotation_may_lower_the_priority(tickets: Tickets) -> None:
+    """An image that does so harms nobody else."""
+    podmans = DeviceRequest("c1", "podman", JobSpec(priority=-3))
+    assert payer("root", tickets)(caller(0), podmans)[1].priority == -3

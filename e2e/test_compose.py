@@ -1,6 +1,8 @@
 """Services of a Compose file in slices: podman-compose with Debian's Podman."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.podman import IMAGE, PodmanMachine, eventually, image_archive, machine
+from e2e.podman import IMAGE, ROOT, PodmanMachine, eventually, image_archive, machine
 
 COMPOSE = Path(sys.prefix) / "bin" / "podman-compose"
 FILE = Path("/run/project/compose.yaml")
@@ -58,10 +60,10 @@ def _remove_containers(podman: PodmanMachine) -> Iterator[None]:
     eventually(lambda: not podman.run("ls", "/run/fenka/leases").stdout)
 
 
-def write(podman: PodmanMachine, text: str) -> None:
-    """Write the Compose file."""
+def write(podman: PodmanMachine, text: str, file: Path = FILE) -> None:
+    """Write a Compose file."""
     podman.run("mkdir", "-p", FILE.parent)
-    podman.run("tee", FILE, input=text, stdin=None)
+    podman.run("tee", file, input=text, stdin=None)
 
 
 def compose(podman: PodmanMachine, *words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -130,3 +132,55 @@ def test_what_cannot_start_gets_a_sentence(
     assert done.returncode != 0
     assert sentence in done.stderr
     assert not containers(podman)
+
+
+PAGE = ROOT / "docs" / "start" / "one-card.md"
+STAND_INS = Path("/run/project/stand-ins.json")
+TRAIN = """
+trap "echo checkpoint; exit 1" TERM
+slice_client 8192
+while true; do sleep 1000 & wait $!; done
+"""
+
+
+def test_services_at_home_share_one_card(podman: PodmanMachine) -> None:
+    """The page's own file, with stand-ins for the images.
+
+    A T4 has 15079 MiB. 6144 + 8192 fit, and 6144 + 2 * 8192 do not.
+    """
+    write(podman, re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)[0])
+    programs = {
+        "ollama": "slice_client 6144; exec sleep 1000",
+        "comfyui": "slice_client 8192; exec sleep 1000",
+        "training": TRAIN,
+    }
+    common = {"image": IMAGE, "network_mode": "none"}
+    services = {
+        name: common | {"command": ["sh", "-c", program]} for name, program in programs.items()
+    }
+    write(podman, json.dumps({"services": services}), STAND_INS)
+
+    def up(name: str) -> None:
+        done = compose(podman, "-f", FILE, "-f", STAND_INS, "up", "-d", name)
+        assert done.returncode == 0, done.stderr
+
+    def states() -> dict[str, str]:
+        return {name: job["state"] for name, job in podman.jobs().items()}
+
+    def said(name: str) -> str:
+        return podman.run("podman", "logs", f"project_{name}_1").stdout
+
+    full = {"ollama": "running", "comfyui": "running", "training": "waiting"}
+    up("ollama")
+    up("training")
+    eventually(lambda: states() == {"ollama": "running", "training": "running"})
+    eventually(lambda: "1 8192 0" in said("training"))
+    up("comfyui")
+    eventually(lambda: states() == full)
+    eventually(lambda: "1 6144 0" in said("ollama") and "1 8192 0" in said("comfyui"))
+    assert said("training").count("checkpoint") == 1
+    podman.podman("stop", "-t", "0", "project_comfyui_1")
+    eventually(lambda: said("training").count("1 8192 0") == 2)
+    podman.podman("start", "project_comfyui_1")
+    eventually(lambda: states() == full)
+    assert said("training").count("checkpoint") == 2

@@ -201,7 +201,8 @@ class Containers:
             for piece in job["slices"] if job else ():
                 if piece["memory_mib"] != want:
                     yield f"container {name} of {container.units} units has {piece}"
-                yield audit.Allocation(name, piece["uuid"], piece["memory_mib"], tree(pid))
+                pids = tree(pid) if pid else frozenset[int]()
+                yield audit.Allocation(name, piece["uuid"], piece["memory_mib"], pids)
 
     def remove(self) -> None:
         """Remove all containers."""

@@ -49,7 +49,7 @@ def test_gang_is_evicted_whole_when_a_request_needs_one_slice(broker: Broker) ->
 def test_container_is_evicted_alone(broker: Broker) -> None:
     """It is one job. The other one does not say that it makes room."""
     broker = Broker(broker.node, "binpack")
-    low = {"priority": -1, "kind": "container"}
+    low: dict[str, Any] = {"priority": -1, "kind": "container"}
     broker.submit([request("a", 7, **low)], 0)
     broker.submit([request("b", 7, at=1, eviction_grace_s=0.0, **low)], 1)
     effects = kinds(broker.submit([request("r", 4, at=2)], 2))

@@ -24,6 +24,7 @@ ARCHIVE = "/run/image.tar"
 """The image on the machine, where every user can read it."""
 CARDS = "T4"
 ALICE = 61001
+UNSHARE = ("unshare", "--mount", "--net", "--propagation", "private")
 
 _SETUP = """
 set -e
@@ -49,6 +50,9 @@ cat > /run/containers.conf <<END
 [containers]
 netns = "none"
 default_ulimits = ["nofile=1024:1024", "nproc=1000:1000"]
+[engine]
+runtime = "$1"
+cgroup_manager = "cgroupfs"
 END
 echo ready
 exec sleep infinity
@@ -105,7 +109,7 @@ class PodmanMachine:
         """runtime: runc or crun."""
         self.runtime = runtime
         self._holder = subprocess.Popen(
-            ["unshare", "--mount", "--net", "--propagation", "private", "sh", "-c", _SETUP],
+            [*UNSHARE, "sh", "-c", _SETUP, "sh", runtime],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -118,7 +122,11 @@ class PodmanMachine:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end, as root or another user."""
         entry = ["nsenter", "-t", str(self._holder.pid), "-m", "-n"]
-        environment = {**os.environ, "CONTAINERS_CONF": "/run/containers.conf"}
+        environment = {
+            **os.environ,
+            "CONTAINERS_CONF": "/run/containers.conf",
+            "XDG_STATE_HOME": "/run/state",
+        }
         if user:
             entry += ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
             environment |= {
@@ -148,7 +156,7 @@ class PodmanMachine:
     def _podman(self, user: int) -> tuple[str, ...]:
         # Users may not mount overlays everywhere.
         storage = ("--storage-driver", "vfs") if user else ()
-        return "podman", *storage, "--runtime", self.runtime, "--cgroup-manager", "cgroupfs"
+        return "podman", *storage
 
     def fenka(self, *words: str) -> str:
         """Run a command of fenka's as root that must succeed, and return its output."""
@@ -156,9 +164,9 @@ class PodmanMachine:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def start_daemon(self) -> None:
+    def start_daemon(self, *options: str) -> None:
         """Start root's daemon."""
-        self.fenka("daemon", "--background", "--simulate", CARDS)
+        self.fenka("daemon", "--background", "--simulate", CARDS, *options)
 
     def kill_daemon(self) -> None:
         """Kill it."""
@@ -184,13 +192,13 @@ class PodmanMachine:
 
 
 @contextlib.contextmanager
-def machine(runtime: str, archive: Path) -> Iterator[PodmanMachine]:
-    """A machine on which containers have slices."""
+def machine(runtime: str, archive: Path, *options: str) -> Iterator[PodmanMachine]:
+    """A machine on which containers have slices. options: its daemon's."""
     made = PodmanMachine(runtime)
     try:
         made.run("cp", archive, ARCHIVE)
         made.podman("load", "-q", "-i", ARCHIVE)
-        made.start_daemon()
+        made.start_daemon(*options)
         made.fenka("containers", "on")
         yield made
     finally:

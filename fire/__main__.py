@@ -6,7 +6,7 @@ import sys
 import time
 
 from e2e.cluster import STATE, Cluster, ClusterError
-from fire import machine, workstation
+from fire import containers, machine, workstation
 from fire.experiment import InvariantViolation
 
 UNLIMITED = 10**9
@@ -54,8 +54,9 @@ def report(line: str) -> None:
 
 def on_workstation(seed: int, moves: int, until: float, hostile: bool) -> Result:
     """Run on a workstation in its own namespaces."""
+    image = containers.build_image()
     machine.isolate_files()
-    experiment = workstation.WorkstationExperiment(seed, report, hostile)
+    experiment = workstation.WorkstationExperiment(seed, report, hostile, image)
     return experiment.run(moves, until), experiment.counts
 
 

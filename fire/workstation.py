@@ -17,10 +17,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from fire import audit
+from fire.containers import MISSING, Containers
 from fire.experiment import Action, InvariantViolation, inject
 from fire.machine import FENKA, HERE, PYTHON, environment
 
@@ -100,12 +102,15 @@ class WorkstationExperiment:
         seed: selects the actions.
         progress: called with lines that describe the progress.
         hostile: whether the third user attacks.
+        image: the archive of the containers' image; None where Podman is not there.
     """
 
     seed: int
     progress: Callable[[str], None]
     hostile: bool = True
+    image: bytes | None = None
     rng: random.Random = field(init=False)
+    containers: Containers | None = None
     programs: list[Program] = field(default_factory=list)
     attacks: list[subprocess.Popen[str]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -274,6 +279,8 @@ class WorkstationExperiment:
                 os.kill(pid, signal.SIGKILL)
         for program in self.alive():
             program.exempt = True
+        if self.containers:
+            self.containers.lose_cards()
 
     def attack(self) -> None:
         """Start one attack of the hostile user; some attacks last until the end."""
@@ -372,8 +379,16 @@ class WorkstationExperiment:
             self.daemon()
             return ["no daemon answers"]
         named = {program.name: program for program in self.programs}
-        violations, allocations = [], []
+        violations, allocations = list[str](), list[audit.Allocation]()
+        known = self.containers.known if self.containers else {}
+        for found in self.containers.allocations(jobs, self.tree) if self.containers else ():
+            if isinstance(found, str):
+                violations.append(found)
+            else:
+                allocations.append(found)
         for job in jobs:
+            if job["name"] in known:
+                continue
             if job["name"].startswith(SERVICE):
                 allocations += [
                     audit.Allocation(SERVICE, piece["uuid"], piece["memory_mib"], frozenset())
@@ -437,6 +452,11 @@ class WorkstationExperiment:
     def run(self, moves: int, until: float) -> int:
         """Run up to `moves` actions or until this time; return their number. Raises InvariantViolation."""
         self.daemon()
+        if self.image is None:
+            self.progress(MISSING)
+        else:
+            self.containers = Containers(self.rng, partial(self.fenka, ROOT))
+            self.containers.prepare(self.image)
         table: list[tuple[Action, float]] = [
             (self.start, 10),
             (self.end, 5),
@@ -448,6 +468,8 @@ class WorkstationExperiment:
             (self.serve, 1),
             (self.work_in_foreign_directory, 1),
         ]
+        if self.containers:
+            table += [(self.containers.start_container, 4), (self.containers.end_container, 3)]
 
         def progress(done: int) -> None:
             if done % 25 == 0:
@@ -470,6 +492,8 @@ class WorkstationExperiment:
             assert program.process.stdin
             program.process.stdin.close()
         self.daemon()
+        if self.containers:
+            self.containers.remove()
         if SERVICE in self.counts:
             done = self.fenka(ALICE, "serve", "delete", "--local", SERVICE)
             if done.returncode:
@@ -500,6 +524,7 @@ class WorkstationExperiment:
         preload = Path("/etc/ld.so.preload")
         left += [str(preload)] if preload.exists() else []
         left += [f"process {pid}" for pid in self.processes("fenka-cardserver")]
+        left += self.containers.left() if self.containers else []
         if left:
             raise InvariantViolation(f"left behind: {', '.join(left)}")
 

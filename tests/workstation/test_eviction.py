@@ -46,6 +46,17 @@ def test_gang_is_evicted_whole_when_a_request_needs_one_slice(broker: Broker) ->
     assert kinds(broker.on_exit("g/1", 4)) == [("RemoveLease", "g/1"), ("GrantLease", "s")]
 
 
+def test_container_is_evicted_alone(broker: Broker) -> None:
+    """It is one job. The other one does not say that it makes room."""
+    broker = Broker(broker.node, "binpack")
+    low: dict[str, Any] = {"priority": -1, "kind": "container"}
+    broker.submit([request("a", 7, **low)], 0)
+    broker.submit([request("b", 7, at=1, eviction_grace_s=0.0, **low)], 1)
+    effects = kinds(broker.submit([request("r", 4, at=2)], 2))
+    assert effects == [("JobQueued", "r"), ("EvictGang", "b")]
+    assert kinds(broker.on_exit("b", 3)) == [("RemoveLease", "b"), ("GrantLease", "r")]
+
+
 def test_no_gang_is_evicted_when_priorities_are_equal(broker: Broker) -> None:
     """Another training that uses what is idle waits."""
     assert kinds(broker.submit(backfill("h", 1, 2, at=1), 1)) == [("JobQueued", "h")]

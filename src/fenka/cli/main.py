@@ -102,6 +102,12 @@ ADMIN: Groups = {
             "Start a container of Podman with a slice.",
             passes_arguments=True,
         ),
+        Command(
+            "compose",
+            "admin.compose",
+            "Start the services of a Compose file, and pay for their slices.",
+            passes_arguments=True,
+        ),
         Command("book", "quota:book", "Keep cards for a time: book, list and cancel."),
         Command("proxy", "admin.proxy:app", "Install and check libraries in front of the driver."),
     ),

@@ -129,8 +129,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         allow_user_namespaces: The programs may create user namespaces, in which they can undo the limits.
         run: Its number among the runs of this name that have left a log; 0 if it leaves none.
         team: Who its usage counts for, beside its user; empty for the user's primary group.
-        eviction_grace_s: The gang is evicted when a request of higher priority needs its cards, and may
-            checkpoint for so many seconds; None if it is never evicted.
+        eviction_grace_s: The gang or container is evicted when a request of higher priority needs its cards,
+            and may checkpoint for so many seconds; None if it is never evicted.
     """
 
     command: list[str] = []
@@ -175,11 +175,11 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
                 f"--priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}, not {self.priority}"
             )
         grace_s = self.eviction_grace_s
-        if grace_s is not None and not (
-            self.gang is not None and 0 <= grace_s <= MAX_EVICTION_GRACE_S
-        ):
+        evictable = self.gang is not None or self.kind == "container"
+        if grace_s is not None and not (evictable and 0 <= grace_s <= MAX_EVICTION_GRACE_S):
             raise InvalidRequest(
-                f"only a gang is evicted, within 0 to {MAX_EVICTION_GRACE_S:.0f} s, not {grace_s:g}"
+                f"only gangs and containers are evicted, within 0 to {MAX_EVICTION_GRACE_S:.0f} s, not "
+                f"{grace_s:g} s"
             )
         for gpu in self.requests:
             gpu.validate()

@@ -16,7 +16,8 @@ The MIG instances among a node's cards: those that exist, and those that are onl
 
 Selects the gangs to evict for pending requests of higher priority. Pure.
 
-Only trainings that use what others leave idle are evicted (`JobSpec.eviction_grace_s`), always as a whole.
+Only trainings and containers that use what others leave idle are evicted (`JobSpec.eviction_grace_s`), always
+as a whole.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -216,7 +217,10 @@ class Terminate:
 
 @dataclass(frozen=True, slots=True)
 class EvictGang:
-    """Have a gang ended by the process that started it. The jobs hold their slices until then."""
+    """Have a gang ended by the process that started it, or end a container, which is one job.
+
+    The jobs hold their slices until then.
+    """
 
     jobs: tuple[Job, ...]
 

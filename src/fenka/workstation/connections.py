@@ -218,7 +218,7 @@ class RequestHandler:
     rehearsals: Rehearsals
     stopped: asyncio.Event
     recorder: MachineRecorder
-    make_ticket: Callable[[int], str]
+    make_ticket: Callable[[int, protocol.CreateTicket], str]
     users: UserRequests
 
     def has_pending_request(self, client: Client) -> bool:
@@ -260,7 +260,7 @@ class RequestHandler:
                 client.send(protocol.Done())
                 self.stopped.set()
             case protocol.CreateTicket():
-                client.send(protocol.Done(self._make_ticket(client)))
+                client.send(protocol.Done(self._make_ticket(client, message)))
             case protocol.GetHistory() | protocol.GetUsage():
                 client.send(await self.recorder.answer(message))
             case (
@@ -443,13 +443,13 @@ class RequestHandler:
         self.resizer.resize(job, request, reserved=_owns_daemon(client))
         return job.name
 
-    def _make_ticket(self, client: Client) -> str:
+    def _make_ticket(self, client: Client, request: protocol.CreateTicket) -> str:
         if os.geteuid() != 0:
             raise RequestRefused(
                 "containers get slices from root's daemon only, and this one is "
                 f"{user_name(os.geteuid())}'s: `sudo fenka daemon --background` starts root's"
             )
-        return self.make_ticket(client.account)
+        return self.make_ticket(client.account, request)
 
     def _check_stop(self, client: Client, request: protocol.StopDaemon) -> None:
         if not _owns_daemon(client):

@@ -490,9 +490,14 @@ class Controller:
         """Have the process that started a gang end it; what is left after the grace period is ended here."""
         first = jobs[0]
         gang = first.gang
-        assert gang
+        if first.kept:
+            asyncio.get_running_loop().call_soon(self.on_exit, first.id)
+            return
         for job in jobs:
             job.mark_ending("evicted")
+        if gang is None:
+            self.spawn(self.terminator.terminate(jobs, first.spec.eviction_grace_s or 0))
+            return
         procfs.send_signal(
             gang.pid,
             protocol.EVICTION_SIGNAL,

@@ -112,7 +112,7 @@ class Daemon:
             *(self._controller, broker, quotas, clients, self._terminator),
             JobResizer(self._controller, broker, self._leases),
             *(self._layouts, self._history, self._snapshot, self._feed),
-            *(self._rehearsals, self._stopped, self._recorder, tickets.make),
+            *(self._rehearsals, self._stopped, self._recorder, tickets.answer),
             UserRequests(self._policies, broker, self._controller.reschedule),
         )
         self._metrics = self._open_metrics()

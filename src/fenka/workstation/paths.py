@@ -320,6 +320,12 @@ def history_database(runtime: Runtime) -> Path:
     return history_file(runtime).with_name(f"history-{os.uname().nodename}.db")
 
 
+def compose_file(project: str) -> Path:
+    """Return the file that names who pays for a project of Compose. Raises UnsafeDirectory."""
+    digest = hashlib.sha256(project.encode(errors="replace")).hexdigest()
+    return _home_directory() / "compose" / f"{digest[:32]}.json"
+
+
 def _state_directory() -> Path:
     named = os.environ.get("FENKA_RUNTIME")
     return _resolve_parents(Path(named)) if named else _home_directory()

@@ -265,7 +265,15 @@ class ResizeJob(Message, tag="resize-job"):
 
 
 class CreateTicket(Message, tag="create-ticket"):
-    """Request a ticket, which makes the client's user pay for a container. Answered by Done or Failure."""
+    """Request a ticket, which makes the client's user pay for a container. Answered by Done or Failure.
+
+    Attributes:
+        project: For all containers of a project.
+        former: The project's ticket, to be opened again. If it is not the user's, the answer is a new one.
+    """
+
+    project: bool = False
+    former: str = ""
 
 
 class GetHelps(Message, tag="get-helps"):

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class MiniContainer:
         id: str = "",
         place: str = PLACE,
         child: bool = False,
+        command: Sequence[str] = (),
     ) -> None:
         """Args:
         station: Whose daemon serves it.
@@ -48,13 +50,14 @@ class MiniContainer:
         id: The engine's id of it; empty for a new one.
         place: The shell command that makes the place of the lease.
         child: Whether its first process stays a shell without the shim, as a static one would.
+        command: Its program, in place of tests/programs/hold.py.
         """
         self.station, self.id = station, id or secrets.token_hex(32)
         self.bundle = Path(tempfile.mkdtemp(prefix="fenka-bundle-"))
         self.config: dict[str, Any] = {"process": {"args": ["hold"], "env": [*environment]}}
         script = _INIT.replace("$PLACE", place).replace("$EXEC", "" if child else "exec")
         process = subprocess.Popen(
-            [*_UNSHARE, "sh", "-c", script, "sh", *HOLD, str(mib)],
+            [*_UNSHARE, "sh", "-c", script, "sh", *(command or [*HOLD, str(mib)])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -87,6 +87,7 @@ def test_resources_are_those_of_device_and_environment(
         ("slice=4", ["FENKA_GPU_CORE=101"], "from 1 to 100"),
         ("slice=4", ["FENKA_GPU_CORE_MODE=fast"], "'fast' is not one of hard, soft, weight"),
         ("slice=4", ["FENKA_TIME_LIMIT=1y"], "FENKA_TIME_LIMIT='1y' is no time"),
+        ("slice=4", ["FENKA_EVICTION_GRACE=soon"], "FENKA_EVICTION_GRACE='soon' is no time"),
         ("slice=4", ["FENKA_KEEP=1y"], "FENKA_KEEP='1y' is no time"),
         ("slice=4", ["FENKA_KEEP=11m"], "FENKA_KEEP=11m is too long: at most 10m"),
         ("slice=4", ["FENKA_WAIT=maybe"], "neither hold nor refuse"),

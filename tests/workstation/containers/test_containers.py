@@ -1,9 +1,11 @@
 """Containers in slices: the real hook, daemon, shim and simulated card, with a small runtime."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,6 +178,74 @@ def test_stop_ends_a_container_and_names_its_engine(t4: Workstation) -> None:
     said = t4.ok("stop", "--grace", "0", "train")
     assert said == "train: stopped; its engine may start it again\n"
     assert container.program.process.wait() != 0
+
+
+def test_container_makes_room_for_a_request_of_higher_priority(t4: Workstation) -> None:
+    """It has as long as it said; its engine may start it again, and then it waits."""
+    training = MiniContainer(t4, 14000, "FENKA_EVICTION_GRACE=0s")
+    training.config["annotations"] = {"fenka.io/priority": "-1"}
+    training.start("slice=14")
+    training.results()
+    model = MiniContainer(t4, 10000)
+    model.start("slice=10")
+    assert model.results() == [0]
+    assert training.program.process.wait() != 0
+    assert cause_of_end(t4, training) == "evicted"
+    again = MiniContainer(t4, 14000, "FENKA_EVICTION_GRACE=0s", id=training.id)
+    again.config["annotations"] = {"fenka.io/priority": "-1"}
+    again.start("slice=14")
+    again.await_state("waiting")
+    model.kill()
+    assert again.results() == [0]
+
+
+def test_kept_slice_makes_room_for_a_request_of_higher_priority(t4: Workstation) -> None:
+    """Nothing runs in it, so it is free at once."""
+    training = MiniContainer(t4, 1, "FENKA_EVICTION_GRACE=5m", "FENKA_KEEP=10m")
+    training.config["annotations"] = {"fenka.io/priority": "-1"}
+    training.start("slice=14")
+    training.results()
+    training.kill()
+    eventually(lambda: not t4.jobs()[training.name]["pids"])
+    model = MiniContainer(t4, 10000)
+    model.start("slice=10")
+    assert model.results() == [0]
+
+
+TERMINABLE = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+def test_container_is_ended_at_its_users_time_limit(station: Workstation) -> None:
+    """The caps say how long a container may run that nobody pays for. Root's has no limit."""
+    users = Path(station.environment["XDG_CONFIG_HOME"]) / "fenka" / "users.toml"
+    users.parent.mkdir(parents=True)
+    users.write_text('version = 1\nuser.nobody = {time_limit = "1s"}\n')
+    users.chmod(0o644)
+    station.start_fresh("--simulate", "T4")
+    limited = MiniContainer(station, command=[sys.executable, "-c", TERMINABLE])
+    unlimited = MiniContainer(station)
+    refused = MiniContainer(station, 1, "FENKA_TIME_LIMIT=2s")
+    for container in (limited, refused):
+        container.config["annotations"] = {"fenka.io/user": "nobody"}
+    assert "at most 1s" in refused.hook()
+    unlimited.start()
+    limited.start()
+    assert limited.program.process.wait() == 3
+    limited.await_end()
+    assert cause_of_end(station, limited) == "time-limit"
+    assert "its time limit was over" in station.ok("ps", "-a")
+    assert unlimited.await_state("running")["deadline"] is None
+
+
+def cause_of_end(station: Workstation, container: MiniContainer) -> str:
+    """Return why a job has ended, as `fenka ps -a` has it."""
+    ended = json.loads(station.ok("ps", "-a", "-o", "json"))["ended"]
+    return next(str(job["cause"]) for job in ended if job["name"] == container.name)
 
 
 def test_limits_change_while_it_runs(t4: Workstation) -> None:

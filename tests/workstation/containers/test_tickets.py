@@ -14,8 +14,9 @@ from fenka.workstation.containers.container_request import (
     InvalidContainer,
 )
 from fenka.workstation.containers.hook_server import Caller, payer
-from fenka.workstation.containers.tickets import MAX_PER_USER, TTL_S, Tickets
+from fenka.workstation.containers.tickets import MAX_CONTAINERS, MAX_PER_USER, TTL_S, Tickets
 from fenka.workstation.main import InvalidOption, check_charge
+from fenka.workstation.protocol import CreateTicket
 
 ALICE, BOB = 1000, 1001
 
@@ -61,6 +62,55 @@ def test_ticket_expires_unless_it_is_used(tickets: Tickets, clock: Clock) -> Non
     clock.now += TTL_S + 1
     with pytest.raises(InvalidContainer, match="unknown or older than 10 minutes"):
         tickets.use(ticket, "c1")
+
+
+def test_projects_ticket_takes_containers_for_ten_minutes_and_again(
+    tickets: Tickets, clock: Clock
+) -> None:
+    """Its command opens it again, so that Compose sees the same environment."""
+    ticket = tickets.answer(ALICE, CreateTicket(project=True))
+    assert [tickets.use(ticket, name) for name in ("c1", "c2")] == [ALICE, ALICE]
+    clock.now += TTL_S + 1
+    assert tickets.use(ticket, "c2") == ALICE
+    with pytest.raises(InvalidContainer, match="another container's"):
+        tickets.use(ticket, "c3")
+    assert tickets.answer(ALICE, CreateTicket(project=True, former=ticket)) == ticket
+    assert [tickets.use(ticket, name) for name in ("c3", "c1")] == [ALICE, ALICE]
+
+
+def test_projects_ticket_expires_unless_it_is_used(tickets: Tickets, clock: Clock) -> None:
+    """As any other."""
+    ticket = tickets.answer(ALICE, CreateTicket(project=True))
+    clock.now += TTL_S + 1
+    with pytest.raises(InvalidContainer, match="older than 10 minutes"):
+        tickets.use(ticket, "c1")
+
+
+@pytest.mark.parametrize("project", [True, False])
+def test_ticket_is_opened_again_for_its_user_and_projects_only(
+    tickets: Tickets, clock: Clock, project: bool
+) -> None:
+    """Who has read another's ticket gets a new one of his own."""
+    ticket = tickets.answer(ALICE, CreateTicket(project=project))
+    assert tickets.use(ticket, "c1") == ALICE
+    clock.now += TTL_S + 1
+    other = tickets.answer(BOB if project else ALICE, CreateTicket(project=True, former=ticket))
+    assert other != ticket
+    with pytest.raises(InvalidContainer):
+        tickets.use(ticket, "c2")
+
+
+def test_project_keeps_the_containers_that_started_last(tickets: Tickets) -> None:
+    """Of more than MAX_CONTAINERS, those that nobody has started for the longest time go."""
+    ticket = tickets.answer(ALICE, CreateTicket(project=True))
+    for number in range(MAX_CONTAINERS):
+        tickets.use(ticket, f"c{number}")
+    tickets.use(ticket, "c0")
+    tickets.use(ticket, "new")
+    (record,) = tickets._load().values()
+    assert len(record.containers) == MAX_CONTAINERS
+    assert record.containers[-2:] == ["c0", "new"]
+    assert "c1" not in record.containers
 
 
 def test_unknown_ticket_is_refused(tickets: Tickets) -> None:
@@ -159,3 +209,9 @@ def test_podmans_annotation_counts_only_if_the_option_says_so(tickets: Tickets) 
         ("annotation", "docker"): 5,
     }
     assert payer("root", tickets)(caller(ALICE), request(engine="podman"))[1].priority == 5
+
+
+def test_podmans_annotation_may_lower_the_priority(tickets: Tickets) -> None:
+    """An image that does so harms nobody else."""
+    podmans = DeviceRequest("c1", "podman", JobSpec(priority=-3))
+    assert payer("root", tickets)(caller(0), podmans)[1].priority == -3

@@ -34,7 +34,7 @@ _MAX_VALUE = 256
 _PREFIX, _ANNOTATION = "FENKA_", "fenka.io/"
 _PARAMETERS = (
     *("GPU_MEM", "GPU_CORE", "GPU_CORE_MODE", "CARDS", "TIME_LIMIT", "NAME", "TEAM"),
-    *("WAIT", "KEEP", "TICKET"),
+    *("WAIT", "KEEP", "EVICTION_GRACE", "TICKET"),
 )
 _ONLY_ANNOTATIONS = ("PRIORITY", "USER")
 """An image's environment must not set them, so they are ignored there."""
@@ -130,9 +130,8 @@ def read_request(device: str, state: bytes, config: bytes) -> DeviceRequest:
             name,
             "container",
             priority=_whole("fenka.io/priority", values.get("PRIORITY", "0")),
-            time_limit_s=_seconds("FENKA_TIME_LIMIT", values["TIME_LIMIT"])
-            if "TIME_LIMIT" in values
-            else None,
+            time_limit_s=_seconds_if_given(values, "TIME_LIMIT"),
+            eviction_grace_s=_seconds_if_given(values, "EVICTION_GRACE"),
             team=values.get("TEAM", ""),
         ),
         _waits(values.get("WAIT", "hold")),
@@ -226,6 +225,10 @@ def _whole(name: str, text: str) -> int:
     if not re.fullmatch(r"-?[0-9]{1,7}", text):
         raise InvalidContainer(f"{name}={_shown(text)} is no whole number")
     return int(text)
+
+
+def _seconds_if_given(values: Mapping[str, str], name: str) -> float | None:
+    return _seconds(f"{_PREFIX}{name}", values[name]) if name in values else None
 
 
 def _seconds(name: str, text: str) -> float:

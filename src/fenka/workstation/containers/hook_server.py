@@ -408,8 +408,8 @@ def payer(charge: str, tickets: Tickets) -> Callable[[Caller, DeviceRequest], tu
 
     Args:
         charge: Who pays for root's containers without a ticket or annotation: root, another user, or
-            `refuse`. With `annotation` the user and the priority of Podman's annotations count, too, which
-            may be the image's.
+            `refuse`. With `annotation` the user and a priority above 0 of Podman's annotations count, too,
+            which may be the image's.
         tickets: Those of this daemon.
     """
 
@@ -423,7 +423,7 @@ def payer(charge: str, tickets: Tickets) -> Callable[[Caller, DeviceRequest], tu
         if request.engine != "podman" or charge == "annotation":
             user, spec = request.user, request.spec
         else:
-            user, spec = "", replace_fields(request.spec, priority=0)
+            user, spec = "", replace_fields(request.spec, priority=min(request.spec.priority, 0))
         if request.ticket:
             return tickets.use(request.ticket, request.id), spec
         if user:

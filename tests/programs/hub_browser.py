@@ -59,12 +59,15 @@ class Session:
             data = json.dumps(request["json"]).encode()
             headers["Content-Type"] = "application/json"
         method = request.get("method", "POST" if data else "GET")
-        place = PROXY if path.startswith("/user/") else HUB
+        # The proxy's own error pages would replace the cookies by those of a stranger.
+        at_hub = not path.startswith("/user/")
+        place = HUB if at_hub else PROXY
+        opener = self.opener if at_hub else urllib.request.build_opener()
         message = urllib.request.Request(place + path, data, headers, method=method)
         try:
-            with self.opener.open(message, timeout=TIMEOUT_S) as answer:
+            with opener.open(message, timeout=TIMEOUT_S) as answer:
                 text = read(answer, request.get("events", 0))
-                if found := TOKEN.search(text):
+                if at_hub and (found := TOKEN.search(text)):
                     self.token = found[1]
                 return {"status": answer.status, "url": answer.url, "text": text}
         except urllib.error.HTTPError as why:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,7 @@ class Workstation:
         """Start the daemon."""
         self.ok("daemon", "--background", *options)
 
-    def run(self, *words: str) -> Program:
+    def run(self, *words: str, pass_fds: Collection[int] = ()) -> Program:
         """Start `fenka run WORDS`."""
         process = subprocess.Popen(
             [*self.prefix, self.interpreter, "-m", "fenka", "run", *words],
@@ -142,6 +142,7 @@ class Workstation:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            pass_fds=pass_fds,
         )
         self.programs.append(Program(process))
         return self.programs[-1]

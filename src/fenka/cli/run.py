@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from fenka.jobs.job_spec import (
     Topology,
     generate_name,
 )
-from fenka.jobs.processes import BackgroundProcess, start_in_background
+from fenka.jobs.processes import FAILED, STARTED, BackgroundProcess, Notify, start_in_background
 from fenka.local import runs
 from fenka.local.launch import Launcher
 from fenka.local.workload import parse_priority
@@ -202,15 +203,66 @@ def run(
         int | None,
         typer.Option("--gang", metavar="N", help="N processes with such a slice each, all or none"),
     ] = None,
+    status_fd: Annotated[
+        int | None,
+        typer.Option(
+            "--status-fd",
+            metavar="FD",
+            help="write lines about the wait to this descriptor, at last `started` or `failed: REASON`",
+        ),
+    ] = None,
 ) -> None:
     """Become the program, or a gang's supervisor; or start it in the background."""
+    if status_fd is None:
+        _run(command, options, gang)
+        return
+    if options.detach or gang is not None:
+        raise UserError("--status-fd: leave out --detach and --gang", INVALID_INPUT)
+    notify = _status_lines(status_fd)
+
+    def fail(sentence: str) -> None:
+        print_error(sentence)
+        notify(FAILED + sentence)
+
+    with report_errors(fail):
+        _run(command, options, None, notify)
+
+
+def _run(
+    command: list[str], options: JobOptions, gang: int | None, notify: Notify | None = None
+) -> None:
+    """Start the job. notify: gets the lines of `--status-fd`."""
     _check_program(command[0])  # before a slice is requested
     spec = options.spec("run", command, gang)
     runs.check_name_is_free(spec.name)
     launcher = options.launcher(spec)
+    if notify:
+        launcher.exec_program(notify, lambda: notify(STARTED))
     if options.detach:
         detach(*with_directory(launcher))
     launcher.start(print_error)
+
+
+def _status_lines(descriptor: int) -> Notify:
+    """Return a function that writes lines to a descriptor, which is closed when the program starts.
+
+    Raises UserError if it is not open.
+    """
+    try:
+        # Not one of the program's own.
+        os.set_inheritable(descriptor if descriptor > 2 else -1, False)
+    except (OSError, OverflowError):
+        raise UserError(
+            f"--status-fd {descriptor} is no open descriptor from 3 on: open one, as in "
+            "`fenka run --status-fd 3 3>FILE`",
+            INVALID_INPUT,
+        ) from None
+
+    def notify(line: str) -> None:
+        with contextlib.suppress(OSError):  # The program starts though nobody reads this any more.
+            os.write(descriptor, f"{tables.escape(line)}\n".encode(errors="replace"))
+
+    return notify
 
 
 def _time_limit_s(text: str) -> float | None:

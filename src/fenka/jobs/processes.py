@@ -125,8 +125,11 @@ def _busctl(*words: str) -> str:
 TERMINATE_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL for a background job whose start was interrupted."""
 
-_FAILED = "failed: "
-"""Begins the line of a background process that cannot start its program."""
+FAILED = "failed: "
+"""Begins the status line of a process that cannot start its program."""
+
+STARTED = "started"
+"""The last status line of `--status-fd` before the process becomes its program."""
 
 Notify = Callable[[str], None]
 
@@ -176,10 +179,10 @@ class BackgroundProcess:
         """Yield the lines until the program has been started. Raises JobNotStarted."""
         with os.fdopen(self.status_pipe) as lines:
             for line in map(str.strip, lines):
-                if line.startswith(_FAILED):
+                if line.startswith(FAILED):
                     _, status = os.waitpid(self.pid, 0)
                     code = os.waitstatus_to_exitcode(status)
-                    raise JobNotStarted(line.removeprefix(_FAILED), code)
+                    raise JobNotStarted(line.removeprefix(FAILED), code)
                 yield line
 
     def terminate(self) -> None:
@@ -231,7 +234,7 @@ def start_in_background(
             with contextlib.suppress(BrokenPipeError):
                 os.write(send, f"{line}\n".encode())
 
-        reporting = report_errors(lambda sentence: notify(f"{_FAILED}{sentence}"))
+        reporting = report_errors(lambda sentence: notify(f"{FAILED}{sentence}"))
         run_child(lambda: body(notify, lambda: os.close(send)), reporting)
     os.close(send)
     os.close(placed)

@@ -160,7 +160,7 @@ def test_trace_gives_the_allocation_by_load(tmp_path: Path) -> None:
         (("--policy", "best"), "--policy must be one of binpack, "),
         (("--look-ahead", "17"), "--look-ahead must be 1 to 16, not 17"),
         (("--runs", "0"), "--runs must be 1 to 1000, not 0"),
-        (("--add-nodes", "t4=1"), "--add-nodes and --case are about a cluster"),
+        (("--add-nodes", "t4=1"), "--add-nodes, --snapshot and --case are about a cluster"),
     ],
 )
 def test_options_of_a_trace_are_checked(
@@ -168,5 +168,130 @@ def test_options_of_a_trace_are_checked(
 ) -> None:
     """One sentence each."""
     result = of_trace(tmp_path, *words)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+
+
+def saved(server: FakeApiServer, folder: Path, *words: str) -> Path:
+    """Write a cluster into a file."""
+    with in_thread(server, folder) as kubeconfig:
+        result = fenka("snapshot", *words, "--kubeconfig", str(kubeconfig))
+    assert (result.exit_code, result.stderr) == (0, "")
+    path = folder / "cluster.json"
+    path.write_text(result.stdout)
+    return path
+
+
+def full_cluster() -> FakeApiServer:
+    """Return a node with 10 of 14 units free, and three pods of 7, 6 and 4 units, the oldest first."""
+    status = unschedulable("0/1 nodes are available")
+    waiting_pods = []
+    for number, count in enumerate((7, 6, 4)):
+        made = pod(f"p{number}", {**units(count), "cpu": 1}, status=status)
+        made["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:0{number}Z"
+        waiting_pods.append(made)
+    server = FakeApiServer.of(
+        nodes=[node_json("gpu-1", 15079)],
+        pods=[pod("holder", units(4), node="gpu-1", annotations=on_card(0, 4)), *waiting_pods],
+        daemonsets=[],
+    )
+    server.absent = {"podgroups"}
+    return server
+
+
+@pytest.mark.parametrize(
+    ("words", "started", "reason"),
+    [
+        # 10 units are free: the planner serves two pods, 6 and 4. In the order of the queue 7 comes first.
+        ((), {"p1", "p2"}, "no group may grow"),
+        (("--policy", "binpack"), {"p0"}, "0/1 GPUs fit: 1 too little memory"),
+        (("--add-nodes", "gpu-1=1", "--policy", "spread"), {"p0", "p1", "p2"}, ""),
+        (("--add-nodes", "gpu-1=1"), {"p0", "p1", "p2"}, ""),
+    ],
+)
+def test_saved_cluster_answers_what_would_start(
+    words: tuple[str, ...], started: set[str], reason: str, tmp_path: Path
+) -> None:
+    """By the planner, or by a policy in the order of the queue."""
+    path = saved(full_cluster(), tmp_path, "--keep-names")
+    result = fenka("simulate", "--snapshot", str(path), *words, "-o", "json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    plan = json.loads(result.stdout)
+    assert {each["request"] for each in plan["placements"]} == {f"default/{n}" for n in started}
+    assert all(reason in each["why"] for each in plan["unserved"])
+
+
+def test_saved_cluster_has_no_names(tmp_path: Path) -> None:
+    """Unless they are asked for; the answer names pseudonyms."""
+    path = saved(full_cluster(), tmp_path)
+    assert "gpu-1" not in path.read_text()
+    result = fenka("simulate", "--snapshot", str(path), "--policy", "fgd")
+    assert result.stdout.splitlines()[:3] == [
+        "NODE    PRICE  PODS",
+        "node-1  -      namespace-1/pod-2",
+        "1 of 3 pending pods would start",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ('"format": "fenka.snapshot/1"', "is no snapshot of a cluster: Invalid enum value"),
+        ('"uid": ', "a node has no UID: add it"),
+        ('"namespace": "default"', "the pod 'holder' has no namespace: add it"),
+        ('"creationTimestamp": "2026-01-01T00:00:00Z"', "the pod 'p0' has the time 'soon'"),
+        ('"at": ', "at is 1e+300: it must be a time in seconds since 1970"),
+    ],
+)
+def test_saved_cluster_of_somebody_else_is_not_trusted(
+    change: str, sentence: str, tmp_path: Path
+) -> None:
+    """One sentence for each mistake."""
+    path = saved(full_cluster(), tmp_path, "--keep-names")
+    wrong = {
+        '"format": "fenka.snapshot/1"': '"format": "fenka.snapshot/9"',
+        '"uid": ': '"none": ',
+        '"namespace": "default"': '"none": ""',
+        '"creationTimestamp": "2026-01-01T00:00:00Z"': '"creationTimestamp": "soon"',
+        '"at": ': '"at": 1e300, "fenka": ',
+    }
+    text = path.read_text()
+    if change == '"at": ':
+        lines = [line for line in text.splitlines() if '"fenka":' not in line]
+        text = "\n".join(' "at": 1e300,' if line.startswith(' "at"') else line for line in lines)
+    else:
+        assert change in text
+        text = text.replace(change, wrong[change])
+    path.write_text(text)
+    result = fenka("simulate", "--snapshot", str(path))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert sentence in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_odd_files_are_no_saved_cluster(tmp_path: Path) -> None:
+    """A FIFO does not stop the command, and nothing that is nested without end."""
+    import os
+
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "deep").write_text("[" * 100_000)
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    for name in ("fifo", "deep", "bytes", "missing"):
+        result = fenka("simulate", "--snapshot", str(tmp_path / name))
+        assert result.exit_code == 2
+        assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--policy", "fgd", "--add-nodes", "a=1"), "--policy needs the whole cluster"),
+        (("--snapshot", "a", "--case", "b"), "--snapshot and --case are two clusters"),
+        ((), "say what to simulate"),
+    ],
+)
+def test_options_of_clusters_are_checked(words: tuple[str, ...], sentence: str) -> None:
+    """One sentence each."""
+    result = fenka("simulate", *words)
     assert result.exit_code == 2
     assert sentence in result.stderr

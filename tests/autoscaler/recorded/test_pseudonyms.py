@@ -15,6 +15,7 @@ from fenka.cluster.objects import Node
 from fenka.cluster.pod_groups import PodGroup
 from fenka.cluster.state import ClusterState
 from fenka.core.nodes.plan import NodePlan
+from fenka.core.request import Slice
 from fenka.dialects import lease_records
 from fenka.dialects.base import CARDS
 from tests.builders import T4_MIB, Json, gang_labels, node_json, on_card, pod, sharing, units
@@ -85,7 +86,7 @@ def named_node(name: str, *sizes: int, **rest: Any) -> Json:
 
 
 def named_pod(name: str, count: int, **given: Any) -> Json:
-    """Return a pod with names everywhere. It selects the nodes of a team, and asks for one more resource."""
+    """Return a pod with names everywhere. It selects a team's nodes, and asks for one more resource."""
     labels = {"app": SECRET, **(given.pop("labels", None) or {})}
     annotations = {f"{SECRET}/owner": SECRET, **(given.pop("annotations", None) or {})}
     made = pod(
@@ -197,9 +198,9 @@ def test_plan_without_names_is_that_with_names(
 
 
 def test_what_pods_hold_is_kept_also_if_their_nodes_report_other_sizes() -> None:
-    """The node says 9 units of 14, the pod's own record 4. 64 MiB are no lease's, so 4 units are free, not 9."""
-    uid, slice_ = f"u-{SECRET}-ns-{SECRET}-h", lease_records.Slice
-    report = lease_records.LeaseReport({uid: (slice_(0, device(0, f"{SECRET}-a"), 9 * 1077, 0),)})
+    """The node says 9 units of 14, the pod's record 4; 64 MiB are no lease's. So 4 units are free, not 9."""
+    uid = f"u-{SECRET}-ns-{SECRET}-h"
+    report = lease_records.LeaseReport({uid: (Slice(0, device(0, f"{SECRET}-a"), 9 * 1077, 0),)})
     annotations = {lease_records.REPORT: lease_records.encode_report(report)}
     nodes = [named_node("a", T4_MIB, annotations=annotations)]
     holder = named_pod("h", 4, node=f"{SECRET}-a", annotations=on_card(0, 4))
@@ -227,7 +228,7 @@ def test_compared_labels_stay_comparable() -> None:
 
 
 def test_nodes_of_gpushares_own_plugin_keep_their_cards() -> None:
-    """They have no inventory: 28 units on two cards, of which one is full. 14 units fit one card, 15 none."""
+    """They have no inventory: 28 units on two cards, one of which is full."""
     holder = pod("h", units(14), node="n", annotations=on_card(0, 14))
     for count, started in ((14, 1), (15, 0)):
         file = recorded([sharing("n", cards=2)], [holder, pod("w", units(count))])

@@ -1,4 +1,4 @@
-"""`fenka simulate`: a trace of pods on paper, by any policy; or the pending pods on further nodes."""
+"""`fenka simulate`: a trace of pods on paper, by any policy; or the pending pods of a cluster."""
 
 import sys
 import time
@@ -14,8 +14,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from fenka.cli import tables
-from fenka.cli.admin import autoscaler
-from fenka.cli.admin.autoscaler import CaseOption, TimeLimitOption
+from fenka.cli.admin import what_if
+from fenka.cli.admin.what_if import WhatIfOptions
 from fenka.cli.common_options import ClusterTarget, OutputOption
 from fenka.cli.error_report import UserError
 from fenka.core.errors import INVALID_INPUT
@@ -29,6 +29,9 @@ from fenka.simulation.trace import (
     read_ranks,
     read_trace,
 )
+
+POLICY = "bid-price"
+"""Of a trace, unless another one is given."""
 
 MAX_LOOK_AHEAD, MAX_RUNS, MAX_LOAD = 16, 1000, 1000
 
@@ -64,8 +67,13 @@ class TraceOptions:
         ),
     ] = None
     policy: Annotated[
-        str, typer.Option("--policy", help=f"placement policy: {', '.join(SCORES)}")
-    ] = "bid-price"
+        str | None,
+        typer.Option(
+            "--policy",
+            metavar="POLICY",
+            help=f"{', '.join(SCORES)}; default: {POLICY} for a trace, the best plan for a cluster",
+        ),
+    ] = None
     look_ahead: Annotated[
         int,
         typer.Option(
@@ -94,10 +102,6 @@ class TraceOptions:
         ):
             if not least <= number <= most:
                 raise UserError(f"{name} must be {least} to {most}, not {number}", INVALID_INPUT)
-        if self.policy not in SCORES:
-            raise UserError(
-                f"--policy must be one of {', '.join(SCORES)}, not {self.policy}", INVALID_INPUT
-            )
         if self.nodes is None or self.pods is None:
             raise UserError(
                 "a trace needs both --nodes and --pods: add the other one", INVALID_INPUT
@@ -126,7 +130,13 @@ class _Run(NamedTuple):
         began = time.perf_counter()
         with _progress(len(arrivals), bar) as progress:
             outcome = replay(
-                *(trace, ranked(trace, ranks), arrivals, options.policy, options.look_ahead),
+                *(
+                    trace,
+                    ranked(trace, ranks),
+                    arrivals,
+                    options.policy or POLICY,
+                    options.look_ahead,
+                ),
                 *(self.seed, progress),
             )
         return outcome, (time.perf_counter() - began) / max(len(arrivals), 1)
@@ -135,23 +145,36 @@ class _Run(NamedTuple):
 def simulate(
     cluster_target: ClusterTarget,
     trace: TraceOptions,
-    add_nodes: autoscaler.AddNodesOption = [],  # noqa: B006
-    case: CaseOption = None,
-    time_limit: TimeLimitOption = "2s",
+    cluster: WhatIfOptions,
     output: OutputOption = "table",
 ) -> None:
-    """Replay a trace, or print which pods would start on further nodes. Raises FenkaError, UserError."""
+    """Replay a trace, or print which pods of a cluster would start. Raises FenkaError, UserError."""
+    if trace.policy is not None and trace.policy not in SCORES:
+        raise UserError(
+            f"--policy must be one of {', '.join(SCORES)}, not {trace.policy}", INVALID_INPUT
+        )
+    of_file = cluster.snapshot or cluster.case
     if trace.nodes is None and trace.pods is None:
-        if not add_nodes:
+        if not (cluster.add_nodes or of_file):
             raise UserError(
-                "say what to simulate: --nodes and --pods of a trace, or --add-nodes NAME=N",
+                "say what to simulate: --nodes and --pods of a trace, --snapshot FILE of a cluster, or "
+                "--add-nodes NAME=N",
                 INVALID_INPUT,
             )
-        autoscaler.simulate(cluster_target, add_nodes, case, time_limit, output)
+        if cluster.snapshot and cluster.case:
+            raise UserError("--snapshot and --case are two clusters: choose one", INVALID_INPUT)
+        if trace.policy is not None and not of_file:
+            raise UserError(
+                "--policy needs the whole cluster: write it with `fenka snapshot > FILE`, then give "
+                "--snapshot FILE",
+                INVALID_INPUT,
+            )
+        what_if.simulate(cluster_target, cluster, trace.policy, output)
         return
-    if add_nodes or case:
+    if cluster.add_nodes or of_file:
         raise UserError(
-            "--add-nodes and --case are about a cluster, --nodes and --pods about a trace: choose one",
+            "--add-nodes, --snapshot and --case are about a cluster, --nodes and --pods about a trace: "
+            "choose one",
             INVALID_INPUT,
         )
     trace.check()
@@ -195,7 +218,7 @@ def _document(
     rows = [[outcome.allocation[load] for outcome in found] for load in loads]
     first = [outcome.first_refusal for outcome in found if outcome.first_refusal is not None]
     return {
-        "policy": options.policy,
+        "policy": options.policy or POLICY,
         "look_ahead": options.look_ahead,
         "seeds": seeds,
         "load": loads,

@@ -1,4 +1,4 @@
-"""`fenka snapshot`, and what-ifs of `fenka simulate`: which pods start on other nodes, or by other policies."""
+"""`fenka snapshot`, and what-ifs of `fenka simulate`: what starts on other nodes or by other policies."""
 
 import sys
 import time

@@ -28,12 +28,14 @@ class Outcome:
 
     Attributes:
         allocation: percent of all cards, by percent of all cards that had been requested, rounded.
+        fragmentation: percent of what is free that typical pods cannot use, by the same.
         refused: pods that no node had room for.
         refused_though_fitting: pods that were refused although a node had room.
         first_refusal: percent of all cards that had been requested at the first refusal, None without one.
     """
 
     allocation: dict[int, float]
+    fragmentation: dict[int, float]
     refused: int
     refused_though_fitting: int
     first_refusal: float | None
@@ -63,6 +65,7 @@ def replay(  # noqa: PLR0913, PLR0917
     cluster = _VirtualCluster(nodes, TargetPolicy(policy, target))
     requested = 0
     sums, counts = Counter[int](), Counter[int]()
+    fragmentation = dict[int, float]()
     first_refusal = None
     for number, batch in enumerate(_batches(arrivals, look_ahead)):
         requested += sum(pod.parts for pod in batch)
@@ -73,10 +76,13 @@ def replay(  # noqa: PLR0913, PLR0917
         load = round(100 * requested / trace.parts)
         sums[load] += cluster.allocated
         counts[load] += trace.parts
+        if load not in fragmentation:
+            fragmentation[load] = 100 * target.fragments.share(cluster.columns)
         if number % 100 == 0:
             progress(number * max(look_ahead, 1))
     return Outcome(
         {load: 100 * sums[load] / counts[load] for load in sums},
+        fragmentation,
         cluster.refused,
         cluster.refused_though_fitting,
         first_refusal,
@@ -89,20 +95,27 @@ def _batches(arrivals: Sequence[TracePod], size: int) -> Iterator[Sequence[Trace
 
 
 class _VirtualCluster:
-    """The virtual cluster. Attributes: allocated: thousandths of cards; refused…: numbers of pods."""
+    """The virtual cluster.
+
+    Attributes:
+        columns: its nodes, with what is allocated of them.
+        allocated: thousandths of cards.
+        refused: the number of pods.
+        refused_though_fitting: as in `Outcome`.
+    """
 
     def __init__(self, nodes: Sequence[Node], policy: TargetPolicy) -> None:
-        self._columns, self._policy = Columns(nodes), policy
-        self._placer = ColumnarPlacer(self._columns)
+        self.columns, self._policy = Columns(nodes), policy
+        self._placer = ColumnarPlacer(self.columns)
         self.allocated = self.refused = self.refused_though_fitting = 0
 
     def place(self, pod: TracePod) -> None:
         """Place a pod, or refuse it."""
-        self._policy.target.next(self._columns, self._policy)
+        self._policy.target.next(self.columns, self._policy)
         placed = self._placer.place(pod.request, self._policy)
         if isinstance(placed, Placement):
             self._placer.add(placed)
             self.allocated += pod.parts
             return
         self.refused += 1
-        self.refused_though_fitting += bool(Judgement(self._columns, pod.request).fits.any())
+        self.refused_though_fitting += bool(Judgement(self.columns, pod.request).fits.any())

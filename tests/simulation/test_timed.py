@@ -16,7 +16,9 @@ from fenka.simulation.trace import InvalidTrace, Trace, read_trace
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\na,8000,1000,2,T4\n"
 HEADER = (
-    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time,scheduled_time,gang,user,priority"
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,"
+    "creation_time,deletion_time,scheduled_time,"
+    "gang,user,priority"
 )
 
 
@@ -46,7 +48,7 @@ def test_pods_wait_until_cards_are_free(policy: str, tmp_path: Path) -> None:
     outcome = replayed(read, policy)
     assert outcome.seconds == (0.0, 90.0, 80.0)
     assert (outcome.refused, outcome.waits.waited) == (0, 2)
-    assert outcome.recorded == Waits(3, 1, pytest.approx(10 / 3), 0.0, 10.0, 10.0)
+    assert outcome.recorded == Waits(3, 1, 10 / 3, 0.0, 10.0, 10.0)
     # 2 cards for 100 s, then 2 for 50 s, of 2 cards for 150 s.
     assert outcome.allocated == pytest.approx(100.0)
     assert outcome.samples[-1].at == 150.0
@@ -143,7 +145,9 @@ def test_mistakes_get_one_sentence(row: str, sentence: str, tmp_path: Path) -> N
     policy=st.sampled_from(["binpack", "fgd", "bid-price", "random"]),
 )
 def test_replay_is_deterministic_and_all_pods_end(
-    rows: list[tuple[int, int, int, int, str]], policy: str, tmp_path_factory: pytest.TempPathFactory
+    rows: list[tuple[int, int, int, int, str]],
+    policy: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """All pods that could fit start; the same seed gives the same waits."""
     lines = [

@@ -119,7 +119,9 @@ ADMIN: Groups = {
         Command(
             "simulate", "admin.simulate", "Replay a trace, or try nodes and policies on paper."
         ),
-        Command("snapshot", "admin.what_if", "Print a cluster without names, for `simulate`."),
+        Command(
+            "snapshot", "admin.pending_trial", "Print a cluster without names, for `simulate`."
+        ),
     ),
     "Programs of the chart": (
         Command("scheduler", "admin.programs", "Serve kube-scheduler as its extender."),

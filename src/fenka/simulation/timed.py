@@ -1,7 +1,8 @@
 """Replays a trace by its timestamps: pods come, wait in a queue, start and end on a virtual clock.
 
-The queue is served by `core.backfill`, which also serves those of clusters and workstations. What does not
-fit is tried again whenever a pod comes or ends. Pods without cards are not in that queue, as on a cluster.
+The queue is served by `core.backfill`, which also serves those of clusters and workstations. A pod that does
+not fit is tried again whenever another one comes or ends. Pods without cards are not in that queue, as on a
+cluster.
 """
 
 from collections import Counter
@@ -38,7 +39,7 @@ SAMPLES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedRequest:
     """A request that starts, with one placement for each of its pods."""
 
     request: PendingRequest
@@ -87,35 +88,37 @@ class VirtualQueue:
         name = allocation.placement.node
         self.columns.remove(allocation.placement)
         # A new list: those who have read the old one compare by identity.
-        self._by_node[name] = [each for each in self._by_node[name] if each is not allocation]
+        self._by_node[name] = [other for other in self._by_node[name] if other is not allocation]
         self._uses.stop(f"{request_id}/{pod}", now, now)
         if not pods:
             del self.running[request_id]
 
-    def schedule(self, now: float) -> list[Started]:
+    def history(self, now: float) -> queue.HistoryLookup:
+        """Return a lookup of what users have and have used."""
+        held = Counter(held.user for pods in self.running.values() for held in pods.values())
+        return queue.history_lookup(held, self._uses, now)
+
+    def schedule(self, now: float) -> list[StartedRequest]:
         """Start what fits, in the order of the queue."""
         if not self.pending:
             return []
         self._policy.target.next(self.columns, self._policy)
-        held = Counter(each.user for pods in self.running.values() for each in pods.values())
-        order = queue.queue_order(
-            self.pending.values(),
-            queue.history_lookup(held, self._uses, now),
-            self._fairness,
-            now,
-        )
+        pending, history = self.pending.values(), self.history(now)
+        order = queue.queue_order(pending, history, self._fairness, now)
         placer = ColumnarPlacer(self.columns)
         timeline = ColumnarTimeline(self._nodes, self._by_node, now, self._states)
         started = []
         for backfill, with_cards in ((self._queue, True), (self._host, False)):
-            entries = [each for each in order if _has_cards(each) == with_cards]
+            entries = [entry for entry in order if _has_cards(entry) == with_cards]
             for request_id, placements in complete(
                 backfill.serve(entries, placer, timeline, now)
             ).placed:
                 started.append(self._start(request_id, placements, now))
         return started
 
-    def _start(self, request_id: str, placements: tuple[Placement, ...], now: float) -> Started:
+    def _start(
+        self, request_id: str, placements: tuple[Placement, ...], now: float
+    ) -> StartedRequest:
         """Record what the pass has placed; the columns have it already."""
         request = self.pending.pop(request_id)
         deadline = None if request.time_limit_s is None else now + request.time_limit_s
@@ -128,11 +131,11 @@ class VirtualQueue:
             self._uses.start(
                 f"{request_id}/{number}", request.user, cards, request.requested_at, now, now
             )
-        return Started(request, placements)
+        return StartedRequest(request, placements)
 
 
 def _has_cards(request: PendingRequest) -> bool:
-    return any(each.cards for each in request.requests)
+    return any(part.cards for part in request.requests)
 
 
 def _cards(request: Request) -> float:
@@ -260,7 +263,7 @@ class _Replay:
     def run(
         self, fragmented: Callable[[], float], progress: Callable[[int], object]
     ) -> TimedOutcome:
-        """Take all events in order. What ends at the same moment as something comes, ends first."""
+        """Take all events in order. At one moment pods end before others come."""
         events: list[tuple[float, int, int, str, int]] = [
             (request.requested_at, 1, number, name, 0)
             for number, (name, request) in enumerate(self._requests.items())
@@ -376,8 +379,8 @@ def _request(name: str, pods: Sequence[TracePod], options: TimedOptions) -> Pend
     return PendingRequest(
         name,
         tuple(pod.request for pod in pods),
-        max(each.created for each in times) / options.faster,
+        max(member.created for member in times) / options.faster,
         min(pod.priority for pod in pods),
         pods[0].user,
-        max(each.runs_s for each in times) if options.known_times else None,
+        max(member.runs_s for member in times) if options.known_times else None,
     )

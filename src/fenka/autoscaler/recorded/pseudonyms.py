@@ -112,7 +112,7 @@ class Pseudonyms:
         self._state = state
         specs = [pod.spec for pod in pods] + [daemon.spec.template.spec for daemon in daemons]
         everything: tuple[ElasticPod | PodGroup | DaemonSet, ...] = (*pods, *groups, *daemons)
-        metas = [each.metadata for each in everything]
+        metas = [owner.metadata for owner in everything]
         lingering = [
             held.pod.metadata
             for node in state.nodes()
@@ -141,13 +141,13 @@ class Pseudonyms:
     def _set_rules(self, specs: Sequence[ElasticPodSpec]) -> None:
         """Find the keys and values of labels and taints, and the resources."""
         all_nodes = self._state.nodes()
-        requirements = [each for spec in specs for each in _requirements(spec)]
+        requirements = [rule for spec in specs for rule in _requirements(spec)]
         selected = [(*item,) for spec in specs for item in spec.node_selector.items()]
-        self._selected = {key for key, _ in selected} | {each.key for each in requirements}
+        self._selected = {key for key, _ in selected} | {rule.key for rule in requirements}
         taints = [taint for node in all_nodes for taint in node.spec.taints]
-        tolerations = [each for spec in specs for each in spec.tolerations]
+        tolerations = [rule for spec in specs for rule in spec.tolerations]
         keys = chain(
-            self._selected, (taint.key for taint in taints), (each.key for each in tolerations)
+            self._selected, (taint.key for taint in taints), (rule.key for rule in tolerations)
         )
         self._keys = _Names("key", (key for key in keys if key not in _KNOWN_KEYS))
         labels = [item for node in all_nodes for item in node.metadata.labels.items()]
@@ -156,18 +156,18 @@ class Pseudonyms:
             chain(
                 (value for key, value in labels if key in self._selected or key in _ALWAYS),
                 (value for _, value in selected),
-                (value for each in requirements for value in each.values),
+                (value for rule in requirements for value in rule.values),
                 (taint.value for taint in taints),
-                (each.value for each in tolerations),
+                (rule.value for rule in tolerations),
             ),
         )
         # Comparisons need numbers: each is replaced by its rank among all that are compared.
-        compared = {each.key for each in requirements if each.operator in _NUMERIC}
+        compared = {rule.key for rule in requirements if rule.operator in _NUMERIC}
         self._ranks = {
             key: _ranks(
                 chain(
                     (value for name, value in labels if name == key),
-                    (value for each in requirements if each.key == key for value in each.values),
+                    (value for rule in requirements if rule.key == key for value in rule.values),
                     (value for name, value in selected if name == key),
                 )
             )
@@ -326,12 +326,14 @@ class Pseudonyms:
         )
         conditions = tuple(
             objects.Condition(
-                type=each.type,
-                status=_word(each.status, ("True", "False")),
-                reason=_word(each.reason, ("Unschedulable", "SchedulerError", "SchedulingGated")),
+                type=condition.type,
+                status=_word(condition.status, ("True", "False")),
+                reason=_word(
+                    condition.reason, ("Unschedulable", "SchedulerError", "SchedulingGated")
+                ),
             )
-            for each in status.conditions
-            if each.type in ("PodScheduled", "Ready")
+            for condition in status.conditions
+            if condition.type in ("PodScheduled", "Ready")
         )
         return ElasticPod(
             metadata=meta,
@@ -407,9 +409,9 @@ class Pseudonyms:
     def _spec(self, spec: ElasticPodSpec) -> ElasticPodSpec:
         """Return the amounts of a pod, and its rules for nodes."""
         tolerations = (
-            self._toleration(each)
-            for each in spec.tolerations
-            if each.operator in ("", "Equal", "Exists") and each.effect in _EFFECTS
+            self._toleration(rule)
+            for rule in spec.tolerations
+            if rule.operator in ("", "Equal", "Exists") and rule.effect in _EFFECTS
         )
         return ElasticPodSpec(
             priority=spec.priority,
@@ -463,29 +465,29 @@ class Pseudonyms:
         rule = objects.NodeAffinity(required_during_scheduling_ignored_during_execution=required)
         return replace(affinity, node_affinity=rule if terms else None)
 
-    def _requirement(self, each: SelectorRequirement) -> SelectorRequirement:
-        values = tuple(self._value(each.key, value) for value in each.values)
+    def _requirement(self, rule: SelectorRequirement) -> SelectorRequirement:
+        values = tuple(self._value(rule.key, value) for value in rule.values)
         return SelectorRequirement(
-            key=self._key(each.key), operator=_word(each.operator, _OPERATORS), values=values
+            key=self._key(rule.key), operator=_word(rule.operator, _OPERATORS), values=values
         )
 
-    def _field(self, each: SelectorRequirement) -> SelectorRequirement:
-        values = tuple(self._nodes[value] for value in each.values)
+    def _field(self, rule: SelectorRequirement) -> SelectorRequirement:
+        values = tuple(self._nodes[value] for value in rule.values)
         return SelectorRequirement(
-            key=_word(each.key, ("metadata.name",)),
-            operator=_word(each.operator, _OPERATORS),
+            key=_word(rule.key, ("metadata.name",)),
+            operator=_word(rule.operator, _OPERATORS),
             values=values,
         )
 
     def _taint(self, taint: Taint) -> Taint:
         return Taint(key=self._key(taint.key), value=self._values[taint.value], effect=taint.effect)
 
-    def _toleration(self, each: Toleration) -> Toleration:
+    def _toleration(self, rule: Toleration) -> Toleration:
         return Toleration(
-            key=self._key(each.key),
-            operator=each.operator,
-            value=self._values[each.value],
-            effect=each.effect,
+            key=self._key(rule.key),
+            operator=rule.operator,
+            value=self._values[rule.value],
+            effect=rule.effect,
         )
 
     def _key(self, key: str) -> str:
@@ -506,8 +508,8 @@ def _full(meta: ObjectMeta) -> str:
 def _field_names(spec: ElasticPodSpec) -> Iterator[str]:
     """Yield the nodes that a pod's affinity names."""
     for term in _terms(spec.affinity):
-        for each in term.match_fields:
-            yield from each.values
+        for rule in term.match_fields:
+            yield from rule.values
 
 
 def _requirements(spec: ElasticPodSpec) -> Iterator[SelectorRequirement]:

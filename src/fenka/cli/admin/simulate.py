@@ -15,8 +15,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from fenka.cli import tables
-from fenka.cli.admin import what_if
-from fenka.cli.admin.what_if import WhatIfOptions
+from fenka.cli.admin import pending_trial
+from fenka.cli.admin.pending_trial import WhatIfOptions
 from fenka.cli.common_options import ClusterTarget, OutputOption
 from fenka.cli.error_report import UserError
 from fenka.core.errors import INVALID_INPUT
@@ -75,7 +75,8 @@ class TraceOptions:
         typer.Option(
             "--policy",
             metavar="POLICY",
-            help=f"{', '.join(SCORES)}; default: {POLICY} for a trace, the best plan for a cluster",
+            help=f"placement policy: {', '.join(SCORES)}; default: {POLICY} for a trace, the best plan "
+            "for a cluster",
         ),
     ] = None
     look_ahead: Annotated[
@@ -223,7 +224,7 @@ def simulate(
                 "--snapshot FILE",
                 INVALID_INPUT,
             )
-        what_if.simulate(cluster_target, cluster, trace.policy, output)
+        pending_trial.simulate(cluster_target, cluster, trace.policy, output)
         return
     if cluster.add_nodes or of_file:
         raise UserError(
@@ -319,7 +320,7 @@ def _screen(document: dict[str, Any]) -> list[str]:
     rows = [["ARRIVED %", "ALLOCATED %", "DEVIATION", "FRAGMENTED %"]]
     columns = ("load", "allocation", "deviation", "fragmentation")
     for load, *percent in zip(*(document[name] for name in columns), strict=True):
-        rows.append([str(load), *(f"{each:.2f}" for each in percent)])
+        rows.append([str(load), *(f"{value:.2f}" for value in percent)])
     first = document["first_refusal"]
     refusals = f"{document['refused']} pods refused"
     if first is not None:
@@ -337,7 +338,7 @@ def _timed_screen(document: dict[str, Any]) -> list[str]:
     for name, waits in (("here", document["waits"]), ("trace", document["recorded_waits"])):
         seconds = (waits[field] for field in ("mean_s", "median_s", "p95_s", "max_s"))
         pods = f"{waits['waited']} of {waits['pods']}"
-        rows.append([name, pods, *(f"{each:.1f} s" for each in seconds)])
+        rows.append([name, pods, *(f"{value:.1f} s" for value in seconds)])
     return [
         *tables.align(rows),
         f"{document['policy']}: {document['allocated']:.2f} % of the cards allocated on average, "
@@ -352,10 +353,10 @@ def _panels(found: list[Outcome | TimedOutcome]) -> list[Panel]:
         samples, waits = timed[0].samples, sorted(timed[0].seconds)
         share = [(seconds, 100 * (n + 1) / len(waits)) for n, seconds in enumerate(waits)]
         over_time = {
-            "allocated": [(each.at, each.allocated) for each in samples],
-            "requested": [(each.at, each.requested) for each in samples],
+            "allocated": [(sample.at, sample.allocated) for sample in samples],
+            "requested": [(sample.at, sample.requested) for sample in samples],
         }
-        fragments = [(each.at, each.fragmented) for each in samples]
+        fragments = [(sample.at, sample.fragmented) for sample in samples]
         return [
             Panel("Cards", "seconds", "% of all", over_time, steps=True),
             Panel("Fragmentation", "seconds", "% of free", {"fragmented": fragments}),

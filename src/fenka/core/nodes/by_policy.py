@@ -39,7 +39,7 @@ COUNTED = "its node has too few places for pods, or too little of a counted reso
 
 @dataclass(frozen=True, slots=True)
 class PolicyQueue:
-    """What orders and places requests.
+    """The order and the policy by which requests are placed.
 
     Attributes:
         policy: a name in SCORES.
@@ -77,7 +77,7 @@ def place_by_policy(case: PlanningCase, by: PolicyQueue) -> NodePlan:
         nodes.append(node)
         held[name] = [queue.Allocation(placement) for placement in placements]
     columns = Columns(nodes)
-    columns.add(*(each.placement for allocations in held.values() for each in allocations))
+    columns.add(*(there.placement for on_node in held.values() for there in on_node))
     pending, members = _pending(case, by, slots)
     order = queue.queue_order(pending, by.history, by.fairness, by.now)
     seen = Counter(kind(request) for entry in pending for request in entry.requests)
@@ -91,7 +91,7 @@ def place_by_policy(case: PlanningCase, by: PolicyQueue) -> NodePlan:
         entries = [entry for entry in order if _has_cards(entry) == with_cards]
         result = complete(Backfill(policy, depth).serve(entries, placer, timeline, by.now))
         placed += result.placed
-        reasons |= {each.id: each.reason for each in result.pending}
+        reasons |= {status.id: status.reason for status in result.pending}
     pods = [
         PlannedPod(request.name, placement.node, tuple(piece.card for piece in placement.slices))
         for entry, placements in placed
@@ -163,7 +163,8 @@ def _eligible(
                 for name, machine in slots.items()
                 if not ineligible(request, machine)
                 and all(
-                    machine.resources.get(each, 0) >= n for each, n in request.resources.items()
+                    machine.resources.get(resource, 0) >= amount
+                    for resource, amount in request.resources.items()
                 )
             )
         names &= known[key]

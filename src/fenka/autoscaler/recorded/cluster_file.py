@@ -200,10 +200,8 @@ def _problems(file: ClusterFile) -> Iterator[str]:
 
 
 def _name_problems(kind: str, metas: Sequence[ObjectMeta]) -> Iterator[str]:
-    for words, counts in (
-        ("name", Counter(f"{meta.namespace}/{meta.name}" if meta.name else "" for meta in metas)),
-        ("UID", Counter(meta.uid for meta in metas)),
-    ):
+    names = [f"{meta.namespace}/{meta.name}" if meta.name else "" for meta in metas]
+    for words, counts in (("name", Counter(names)), ("UID", Counter(meta.uid for meta in metas))):
         for text, count in counts.items():
             if not text:
                 yield f"a {kind} has no {words}: add it"

@@ -384,6 +384,11 @@ def dry_run(
         if narrower is None:
             break
         plan = make_plan(narrower, remaining, solver)
+    return with_reasons(snapshot, case, plan)
+
+
+def with_reasons(snapshot: Snapshot, case: PlanCase, plan: NodePlan) -> NodePlan:
+    """Return the plan with the reasons of all pods that are left out, in the case or of it."""
     unserved = tuple(
         Unserved(request=snapshot.pods[uid].full_name, count=1, why=why)
         for uid, why in unserved_pods(case, plan).items()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from fenka.cli.startup import leave_at_once, raise_it
 from fenka.core.errors import FAILURE, INTERRUPTED, FenkaError
 
-EXTRAS = {"cryptography": "cluster", "grpc": "cluster", "google": "cluster"}
+EXTRAS = {"cryptography": "cluster", "grpc": "cluster", "google": "cluster", "matplotlib": "plots"}
 """Packages that some commands need, and the extras of fenka that install them."""
 
 

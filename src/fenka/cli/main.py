@@ -122,7 +122,12 @@ ADMIN: Groups = {
     ),
     "Simulate": (
         Command("sim", "admin.sim:app", "Operate simulated cards and nodes."),
-        Command("simulate", "admin.simulate", "Replay a trace, or try further nodes on paper."),
+        Command(
+            "simulate", "admin.simulate", "Replay a trace, or try nodes and policies on paper."
+        ),
+        Command(
+            "snapshot", "admin.pending_trial", "Print a cluster without names, for `simulate`."
+        ),
     ),
     "Programs of the chart": (
         Command("scheduler", "admin.programs", "Serve kube-scheduler as its extender."),

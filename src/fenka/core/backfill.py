@@ -130,6 +130,8 @@ class Timeline:
         """Return when the request can start on this node; None if it does not fit even an empty one."""
         added = self._added.get(node.name, [])
         allocations = [*self._allocations.get(node.name, ()), *added]
+        if not request.cards:
+            return self._host_start(request, node, allocations)
         cards = availabilities(request, node, allocations)
         if added:
             cards = sorted(map(self._after_reservation, cards), key=CardAvailability.order)
@@ -142,6 +144,15 @@ class Timeline:
             node,
             tuple(card.card for card in needed),
         )
+
+    def _host_start(
+        self, request: Request, node: Node, allocations: Sequence[queue.Allocation]
+    ) -> EarliestStart | None:
+        (empty,) = evaluate(EmptyUsage(), request, "binpack", (node,))
+        if not isinstance(empty, Fit):
+            return None
+        host = _when_host(request, node, _in_order(allocations))
+        return None if host is None else EarliestStart(max(self._now, host[0]), host[1], node, ())
 
     def _earliest_cards(
         self, request: Request, node: Node, cards: Sequence[CardAvailability]
@@ -623,7 +634,7 @@ class _SchedulingPass:
         (fit,) = evaluate(EmptyUsage(), request, self._policy, (node,))
         assert isinstance(fit, Fit)
         # Another slice on any card of the node may take the host's share too.
-        cards = start.node.cards if needs_host(request, node) else start.cards
+        cards = start.node.cards if start.cards and needs_host(request, node) else start.cards
         # It does not end to make room for the next request of the same gang.
         return _ReservationOption(cards, start.at, queue.Allocation(fit.placement, deadline=inf))
 

@@ -184,7 +184,8 @@ def _along_links(
     """
     by_request: dict[Request, list[int]] = {}
     for number, request in enumerate(requests):
-        by_request.setdefault(request, []).append(number)
+        if request.cards:
+            by_request.setdefault(request, []).append(number)
     result = list(placements)
     for numbers in by_request.values():
         by_node: dict[str, list[Placement]] = {}

@@ -24,8 +24,8 @@ from fenka.simulation.trace import Trace, TracePod
 LOADS = (80, 90, 95, 100, 110, 120, 130)
 """Percent of all cards that have been requested, at which the allocation is reported."""
 
-POLICY, ELSEWHERE = "policy", "elsewhere"
-WITHOUT_CARDS = (POLICY, ELSEWHERE, *PROFILES)
+BY_POLICY, ELSEWHERE = "policy", "elsewhere"
+WITHOUT_CARDS = (BY_POLICY, ELSEWHERE, *PROFILES)
 """Placers of pods without cards. policy: the policy. elsewhere: other nodes, which are not simulated.
 Others: kube-scheduler with this profile."""
 
@@ -36,12 +36,14 @@ class Outcome:
 
     Attributes:
         allocation: percent of all cards, by percent of all cards that had been requested, rounded.
+        fragmentation: percent of what is free that typical pods cannot use, by the same.
         refused: pods that no node had room for.
         refused_though_fitting: pods that were refused although a node had room.
         first_refusal: percent of all cards that had been requested at the first refusal, None without one.
     """
 
     allocation: dict[int, float]
+    fragmentation: dict[int, float]
     refused: int
     refused_though_fitting: int
     first_refusal: float | None
@@ -54,7 +56,7 @@ def replay(  # noqa: PLR0913, PLR0917
     policy: Policy,
     look_ahead: int = 1,
     seed: int = 0,
-    without_cards: str = POLICY,
+    without_cards: str = BY_POLICY,
     progress: Callable[[int], object] = lambda _: None,
 ) -> Outcome:
     """Place the pods as they arrive.
@@ -76,6 +78,7 @@ def replay(  # noqa: PLR0913, PLR0917
     cluster = _VirtualCluster(nodes, TargetPolicy(policy, target), kube_scheduler)
     requested = 0
     sums, counts = Counter[int](), Counter[int]()
+    fragmentation = dict[int, float]()
     first_refusal = None
     for number, batch in enumerate(_batches(arrivals, look_ahead)):
         requested += sum(pod.parts for pod in batch)
@@ -87,10 +90,13 @@ def replay(  # noqa: PLR0913, PLR0917
         load = round(100 * requested / trace.parts)
         sums[load] += cluster.allocated
         counts[load] += trace.parts
+        if load not in fragmentation:
+            fragmentation[load] = 100 * target.fragments.share(cluster.columns)
         if number % 100 == 0:
             progress(number * max(look_ahead, 1))
     return Outcome(
         {load: 100 * sums[load] / counts[load] for load in sums},
+        fragmentation,
         cluster.refused,
         cluster.refused_though_fitting,
         first_refusal,
@@ -103,31 +109,38 @@ def _batches(arrivals: Sequence[TracePod], size: int) -> Iterator[Sequence[Trace
 
 
 class _VirtualCluster:
-    """The virtual cluster. Attributes: allocated: thousandths of cards; refused…: numbers of pods."""
+    """The virtual cluster.
+
+    Attributes:
+        columns: its nodes, with what is allocated of them.
+        allocated: thousandths of cards.
+        refused: the number of pods.
+        refused_though_fitting: as in `Outcome`.
+    """
 
     def __init__(
         self, nodes: Sequence[Node], policy: TargetPolicy, kube_scheduler: KubeScheduler | None
     ) -> None:
         """kube_scheduler: places pods without cards; None: the policy does."""
         self._kube_scheduler = kube_scheduler
-        self._columns, self._policy = Columns(nodes), policy
-        self._placer = ColumnarPlacer(self._columns)
+        self.columns, self._policy = Columns(nodes), policy
+        self._placer = ColumnarPlacer(self.columns)
         self.allocated = self.refused = self.refused_though_fitting = 0
 
     def place(self, pod: TracePod) -> None:
         """Place a pod, or refuse it."""
-        self._policy.target.next(self._columns, self._policy)
+        self._policy.target.next(self.columns, self._policy)
         placed = self._placer.place(pod.request, self._policy, self._limits(pod))
         if isinstance(placed, Placement):
             self._placer.add(placed)
             self.allocated += pod.parts
             return
         self.refused += 1
-        self.refused_though_fitting += bool(Judgement(self._columns, pod.request).fits.any())
+        self.refused_though_fitting += bool(Judgement(self.columns, pod.request).fits.any())
 
     def _limits(self, pod: TracePod) -> PlacementLimits:
         """Return to which nodes the pod may go."""
         if pod.request.cards or self._kube_scheduler is None:
             return NO_LIMITS
-        name = self._kube_scheduler.choose(self._columns, pod.request)
+        name = self._kube_scheduler.choose(self.columns, pod.request)
         return NO_LIMITS if name is None else PlacementLimits(among=frozenset({name}))

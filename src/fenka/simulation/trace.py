@@ -5,6 +5,7 @@ A card of a trace has 1,000 parts, which the core counts as MiB of card memory.
 
 import csv
 import gzip
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +30,41 @@ class InvalidTrace(FenkaError):
 
 
 @dataclass(frozen=True, slots=True)
+class PodTimes:
+    """When a pod came and how long it ran, as a trace has it, in seconds.
+
+    Attributes:
+        created: since the trace's start.
+        runs_s: from its start to its end; of a pod that never started, from its creation.
+        waited_s: from its creation to its start; None if it never started.
+    """
+
+    created: float
+    runs_s: float
+    waited_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class TracePod:
-    """A pod of a trace. parts: thousandths of cards that it requests in all."""
+    """A pod of a trace.
+
+    Attributes:
+        name: of the pod.
+        request: what it requests.
+        parts: thousandths of cards that it requests in all.
+        times: None if the trace has none.
+        gang: pods of the same one start together; empty for none.
+        user: among whom cards are shared.
+        priority: the largest is served first.
+    """
 
     name: str
     request: Request
     parts: int
+    times: PodTimes | None = None
+    gang: str = ""
+    user: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +155,7 @@ def inflated(trace: Trace, load: float, random: Random) -> list[TracePod]:
 
 
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+TIME_COLUMNS = ("creation_time", "deletion_time")
 POD_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 
 
@@ -153,7 +184,33 @@ def _pod(row: dict[str, str]) -> TracePod:
         cpu_milli=max(_number(row, "cpu_milli"), not cards),
         host_memory_mib=_number(row, "memory_mib"),
     )
-    return TracePod(row["name"], request, cards * parts)
+    return TracePod(
+        row["name"],
+        request,
+        cards * parts,
+        _times(row),
+        row.get("gang") or "",
+        row.get("user") or "",
+        _number(row, "priority") if row.get("priority") else 0,
+    )
+
+
+def _times(row: dict[str, str]) -> PodTimes | None:
+    if not all(row.get(column) for column in TIME_COLUMNS):
+        return None
+    created, deleted = (_seconds(row, column) for column in TIME_COLUMNS)
+    scheduled = _seconds(row, "scheduled_time") if row.get("scheduled_time") else None
+    started = created if scheduled is None else scheduled
+    if not created <= started <= deleted:
+        raise ValueError("creation_time, scheduled_time and deletion_time must ascend")
+    return PodTimes(created, deleted - started, None if scheduled is None else scheduled - created)
+
+
+def _seconds(row: dict[str, str], column: str) -> float:
+    text = row[column]
+    if not re.fullmatch(r"[0-9]{1,12}(?:\.[0-9]{1,9})?", text):
+        raise ValueError(f"{column} must be seconds, not {text[:20]!r}")
+    return float(text)
 
 
 def _number(row: dict[str, str], column: str) -> int:

@@ -1,9 +1,9 @@
-"""`fenka autoscaler` and `fenka simulate`: buy and end nodes, plan them, and try further ones on paper."""
+"""`fenka autoscaler`: buys and ends nodes, and plans them."""
 
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -16,11 +16,11 @@ from fenka.cli import cluster, tables
 from fenka.cli.admin.elastic import AutoscalerNamespaceOption, published
 from fenka.cli.common_options import ClusterTarget, OutputOption, group, register, register_bare
 from fenka.cli.error_report import UserError, print_error
-from fenka.cloud.config import AutoscalerConfig, ProviderConfig
+from fenka.cloud.config import AutoscalerConfig
 from fenka.cloud.config_file import decode_config, read_config
 from fenka.cluster.autoscaling import AutoscalerStatus, encode_time
 from fenka.core.errors import INVALID_INPUT, listed
-from fenka.core.nodes.case import PlanningCase, with_nodes
+from fenka.core.nodes.case import PlanningCase
 from fenka.core.nodes.plan import NodePlan, Unserved, make_plan
 from fenka.formats.quantities import parse_duration
 from fenka.isolation.lease_files import describe_os_error
@@ -71,33 +71,19 @@ def plan(
             "--config is for a plan on the cluster: leave it out, or leave out --case",
             INVALID_INPUT,
         )
-    planned = _planned(case, time_limit, {}, lambda: read_once(cluster_target, namespace, config))
-    if not tables.print_data(document(*planned[1:]), output):
-        tables.print_lines(screen(*planned))
-
-
-def _planned(
-    file: Path | None,
-    time_limit: str,
-    added: Mapping[str, int],
-    read_cluster: Callable[[], "Snapshot"],
-) -> tuple[PlanningCase, NodePlan, float]:
-    """Return the case of a file or of the cluster with further nodes, its plan, and the seconds it took."""
     limit, solver = seconds_of("--time-limit", time_limit), available_solver(print_error)
-    if file is not None:
-        case = from_file(read_case, file)
-        case = with_nodes(case, added) if added else case
-        begin = time.monotonic()
-        result = make_plan(case, remaining_of(limit), solver)
+    if case is not None:
+        planned, begin = from_file(read_case, case), time.monotonic()
+        result = make_plan(planned, remaining_of(limit), solver)
     else:
-        from fenka.autoscaler.plan_case import dry_run, plan_case, what_if
+        from fenka.autoscaler.plan_case import dry_run, plan_case
 
-        snapshot = read_cluster()
-        begin = time.monotonic()
+        snapshot, begin = read_once(cluster_target, namespace, config), time.monotonic()
         made = plan_case(snapshot)
-        made = what_if(snapshot, made, added) if added else made
-        case, result = made.case, dry_run(snapshot, made, remaining_of(limit), solver)
-    return case, result, round(time.monotonic() - begin, 3)
+        planned, result = made.case, dry_run(snapshot, made, remaining_of(limit), solver)
+    seconds = round(time.monotonic() - begin, 3)
+    if not tables.print_data(document(result, seconds), output):
+        tables.print_lines(screen(planned, result, seconds))
 
 
 def snapshot(
@@ -285,71 +271,3 @@ register_bare(app, autoscaler, SUMMARY)
 register(app, plan, "Plan which new nodes pending requests need: of the cluster, or of a case.")
 register(app, snapshot, "Print the case of the cluster, for `plan --case`.")
 register(app, check, "Check a configuration, without a cluster.")
-
-
-NO_AUTOSCALER = AutoscalerConfig(cluster="", provider=ProviderConfig(kind="simulated"), groups=())
-
-MAX_NODES = 1000
-"""Of one kind. Nobody asks for more, and a plan of more takes minutes."""
-
-AddNodesOption = Annotated[
-    list[str],
-    typer.Option(
-        "--add-nodes",
-        metavar="NAME=N",
-        help="N nodes of this group, or like this node; repeatable",
-    ),
-]
-
-
-def simulate(
-    cluster_target: ClusterTarget,
-    add_nodes: AddNodesOption,
-    case: CaseOption = None,
-    time_limit: TimeLimitOption = "2s",
-    output: OutputOption = "table",
-) -> None:
-    """Print which pods would start where. Raises InvalidCase, InvalidConfig, UserError."""
-    read, result, seconds = _planned(
-        case,
-        time_limit,
-        _added(add_nodes),
-        lambda: read_once(cluster_target, without=NO_AUTOSCALER),
-    )
-    if not tables.print_data(document(result, seconds), output):
-        tables.print_lines(_screen(read, result))
-
-
-def _screen(case: PlanningCase, result: NodePlan) -> list[str]:
-    started = len(result.placements)
-    total = started + sum(request.count for request in result.unserved)
-    if not total:
-        return ["no pod is pending"]
-    cost = f", for {result.cost:g} more an hour" if result.cost else ""
-    return [
-        *nodes_lines(case, result),
-        f"{started} of {total} pending pods would start{cost}",
-        *left_out_lines(result),
-    ]
-
-
-def _added(options: list[str]) -> dict[str, int]:
-    """Return the numbers of nodes by name. Raises UserError."""
-    added: dict[str, int] = {}
-    for text in options:
-        name, equals, number = text.rpartition("=")
-        if not (equals and name and number.isascii() and number.isdecimal()):
-            raise UserError(
-                f"invalid --add-nodes {text!r}: write a group or node and a number, such as t4=2",
-                INVALID_INPUT,
-            )
-        # Python reads no number of thousands of digits.
-        count = int(number) if len(number) < len(str(MAX_NODES)) + 1 else MAX_NODES + 1
-        if not 1 <= count <= MAX_NODES:
-            raise UserError(
-                f"invalid --add-nodes {text!r}: ask for 1 to {MAX_NODES} nodes", INVALID_INPUT
-            )
-        if name in added:
-            raise UserError(f"--add-nodes names {name} twice: name it once", INVALID_INPUT)
-        added[name] = count
-    return added

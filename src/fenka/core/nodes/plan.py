@@ -127,26 +127,31 @@ class _World:
         return Placement(node.name, (), request.cpu_milli, request.memory_mib)
 
     def _add(self, name: str, machine: AnyMachine) -> None:
-        cards = tuple(
-            Card(
-                index,
-                DeviceId(f"{name}/{index}"),
-                card.model,
-                card.memory_mib,
-                cordoned=isinstance(card, HeldCard) and card.closed,
-            )
-            for index, card in enumerate(machine.cards)
-        )
-        self._nodes[name] = Node(name, cards, machine.cpu_milli, machine.memory_mib)
+        self._nodes[name], placements = virtual_node(name, machine)
         self._counted[name, ""] = machine.pods
         self._counted.update({(name, key): amount for key, amount in machine.resources.items()})
-        if isinstance(machine, NodeGroup):
-            return
-        self._counted[name, ""] -= machine.held.pods
-        for key, amount in machine.held.resources.items():
-            self._counted[name, key] = self._counted.get((name, key), 0) - amount
-        for placement in _held_placements(machine, cards):
+        for placement in placements:
             self._usage.add(placement)
+        if isinstance(machine, CaseNode):
+            self._counted[name, ""] -= machine.held.pods
+            for key, amount in machine.held.resources.items():
+                self._counted[name, key] = self._counted.get((name, key), 0) - amount
+
+
+def virtual_node(name: str, machine: AnyMachine) -> tuple[Node, tuple[Placement, ...]]:
+    """Return a machine as a node of this name, and what is allocated of it."""
+    cards = tuple(
+        Card(
+            index,
+            DeviceId(f"{name}/{index}"),
+            card.model,
+            card.memory_mib,
+            cordoned=isinstance(card, HeldCard) and card.closed,
+        )
+        for index, card in enumerate(machine.cards)
+    )
+    held = _held_placements(machine, cards) if isinstance(machine, CaseNode) else ()
+    return Node(name, cards, machine.cpu_milli, machine.memory_mib), tuple(held)
 
 
 def _held_placements(node: CaseNode, cards: tuple[Card, ...]) -> Iterable[Placement]:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fenka.core.columns import CLASS, SLOT, Ints
+from fenka.core.columns import CLASS, SLOT, Ints, NodeColumns
 from fenka.core.policies import levels
 from fenka.core.policies.candidates import FULL
-from fenka.core.policies.node_scores import NodeScores
+from fenka.core.policies.node_scores import NodeScores, column_levels, host_cpu
 from fenka.core.policies.workload import Workload
 from fenka.core.request import CardClass, Request
 
@@ -110,6 +110,17 @@ class Fragments:
         scores = np.where(on.card_fits, self._rounded(gained), -1)
         best: Ints = np.maximum.reduceat(scores, starts)
         return best
+
+    def share(self, columns: NodeColumns) -> float:
+        """Return the part of all free capacity that typical requests cannot use; 0 if nothing is free."""
+        free = column_levels(columns)
+        if not free.any() or not self.requests:
+            return 0.0
+        needs = np.array([self.needs(card_class) for card_class in columns.classes])
+        usable = self._usable(free, needs[columns.cards[CLASS]])
+        nodes = _Usable(*(np.add.reduceat(amounts, columns.starts) for amounts in usable))
+        fragment = int(self._sum(nodes, host_cpu(columns)).sum())
+        return fragment / self.total / int(free.sum())
 
     @staticmethod
     def _usable(free: Ints, needs: Ints) -> "_Usable":

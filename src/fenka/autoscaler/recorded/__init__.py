@@ -1,0 +1,1 @@
+"""A cluster as one file: written for bug reports, read for what-ifs."""

@@ -95,11 +95,9 @@ def test_priority_is_refused_in_a_sentence(full: Workstation) -> None:
         assert (result.returncode, "--priority" in result.stderr) == (2, True)
     full.programs[2].process.kill()
     eventually(lambda: "b" not in full.jobs())
-    refused(
-        full.fenka("prioritize", "b", "--priority", "1"),
-        1,
-        "b has ended: never started; the command that requested it ended",
-    )
+    ended = "b has ended: never started; the command that requested it ended"
+    refused(full.fenka("prioritize", "b", "--priority", "1"), 1, ended)
+    refused(full.fenka("resize", "b", "--gpu-mem", "2"), 1, ended)
     assert waiting(full) == [("a", 0)]
 
 

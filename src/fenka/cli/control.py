@@ -1,4 +1,4 @@
-"""Commands about existing workloads: stop, wait, resize, prioritize, logs, attach, delete, prune, traffic."""
+"""Commands that end existing workloads, change them, wait for them, attach to them or print their output."""
 
 import asyncio
 import sys

@@ -5,15 +5,17 @@ import io
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from e2e.cluster import wait_until
+from e2e.cluster import ClusterError, wait_until
 from e2e.scenarios.containers import installed_with, pod, wait_for_agent
 from e2e.scenarios.installation import Installation
+from e2e.scenarios.tenant import TENANT, Mallory
 
 ALLOCATE = (
     "import ctypes as c, time; d=c.CDLL('libcuda.so.1'); x=c.c_void_p(); p=c.c_void_p(); d.cuInit(0); "
@@ -21,11 +23,27 @@ ALLOCATE = (
     "print(d.cuMemAlloc_v2(c.byref(p), c.c_size_t(3344 << 20)), flush=True); time.sleep(1000)"
 )
 ASK = (
-    "import sys, urllib.error, urllib.request as r\n"
-    "try: print(r.urlopen(r.Request(sys.argv[1], *[a.encode() for a in sys.argv[2:]],"
-    " headers={'Content-Type': 'application/json'}), timeout=10).read().decode())\n"
-    "except urllib.error.HTTPError as why: print(why.code, why.read().decode())"
+    "import json, sys, urllib.error, urllib.request as r\n"
+    "url, fields, *body = sys.argv[1:]\n"
+    "ask = r.Request(url, *[text.encode() for text in body], headers=json.loads(fields))\n"
+    "try: answer = r.urlopen(ask, timeout=10)\n"
+    "except urllib.error.HTTPError as why: answer = why\n"
+    "print(answer.status, answer.read().decode())"
 )
+HOST = "gpu.example.com"
+"""The name by which browsers call the page behind its Ingress."""
+WATCHER = f"""
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{name: watcher}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {{name: watcher}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: view}}
+subjects: [{{kind: ServiceAccount, name: watcher, namespace: {TENANT}}}]
+"""
+"""May look at the tenant's pods, and change nothing."""
 
 
 @contextmanager
@@ -47,9 +65,20 @@ def forwarded(installation: Installation) -> Iterator[str]:
             process.terminate()
 
 
-def ask(installation: Installation, *arguments: str) -> str:
-    """Return what the page's server answers."""
-    return installation.cluster.run("python3", "-c", ASK, *arguments)
+def answer(
+    installation: Installation, url: str, fields: Mapping[str, str], *body: str
+) -> tuple[int, str]:
+    """Return the status and the text of the server's answer to a request with these fields."""
+    json_fields = json.dumps({"Content-Type": "application/json", **fields})
+    printed = installation.cluster.run("python3", "-c", ASK, url, json_fields, *body)
+    status, _, text = printed.partition(" ")
+    return int(status), text
+
+
+def ask(installation: Installation, url: str, *body: str) -> str:
+    """Return what the page's server answers, after the status of a refusal."""
+    status, text = answer(installation, url, {}, *body)
+    return text if status == 200 else f"{status} {text}"
 
 
 def world(installation: Installation, url: str) -> Any:
@@ -204,3 +233,125 @@ def test_page_shows_notebooks_as_bars_and_the_fourth_with_its_reason(
     assert "<html" in ask(installation, f"{dashboard}/")
     assert ask(installation, f"{dashboard}/api/stop/x", "{}").startswith("405")
     cluster.kubectl("delete", "pod", "tf-notebook", "tf-notebook-3", "tf-notebook-4", "--now")
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page for those who have a token of the cluster, as an Ingress asks its Service."""
+
+    installation: Installation
+    url: str
+
+    def ask(self, path: str, token: str, *body: str, **fields: str) -> tuple[int, str]:
+        """Return the status and the text of an answer. fields: further ones; Host is that of the Ingress."""
+        sent = {"Host": HOST, **fields} | ({"Authorization": f"Bearer {token}"} if token else {})
+        return answer(self.installation, f"{self.url}/api/{path}", sent, *body)
+
+    def token(self, account: str, *options: str) -> str:
+        """Return a token of a ServiceAccount of the tenant's namespace."""
+        words = ("-n", TENANT, "create", "token", account, *options)
+        return self.installation.cluster.kubectl(*words).strip()
+
+    def slices(self, token: str, node: str) -> set[tuple[str, str, int]]:
+        """Return namespace, name and size of each slice of a node that the page shows."""
+        status, text = self.ask("world", token)
+        assert status == 200, text
+        return {
+            (tile["user"], tile["name"], tile["held_mib"])
+            for card in json.loads(text)["cards"]
+            if card["node"] == node
+            for tile in card["slices"]
+        }
+
+
+@pytest.fixture
+def page(installation: Installation, sharing_node: str) -> Iterator[Page]:
+    """Install the page for people who sign in with tokens of the cluster."""
+    cluster = installation.cluster
+    own = {"enabled": True, "auth": "kubernetes", "hosts": [HOST]}
+    values = {"enabled": False, "labels": {}, "page": own}
+    with installed_with(installation, f"dashboard={json.dumps(values)}"):
+        wait_for_agent(installation, sharing_node, 14)
+        rollout = ("rollout", "status", "deployment/fenka-dashboard", "--timeout=120s")
+        cluster.kubectl("-n", "fenka", *rollout)
+        address = cluster.get("service", "fenka-dashboard", "fenka")["spec"]["clusterIP"]
+        yield Page(installation, f"http://{address}")
+
+
+@pytest.mark.full
+def test_tenant_sees_and_changes_with_a_token_what_the_cluster_allows(
+    installation: Installation, node: str, mallory: Mallory, page: Page
+) -> None:
+    """One card: 4 units of the tenant's, 4 of the namespace default, where another pod waits for 12."""
+    cluster = installation.cluster
+    mallory.create(pod("mine", "x=4:echo begun; exec sleep 100000"))
+    cluster.apply(pod("quokka", "x=4:"))
+    cluster.wait_for_pod("mine", TENANT)
+    cluster.wait_for_pod("quokka")
+    cluster.apply(pod("quokka-waits", "x=12:"))
+    cluster.apply(WATCHER, TENANT)
+    token, watcher = page.token("mallory"), page.token("watcher")
+    shown = {(TENANT, "mine", 4308), ("", "other", 4308)}
+    wait_until("both slices, one without a name", lambda: page.slices(token, node) == shown, 120)
+    wait_until(
+        "the request of others, counted",
+        lambda: json.loads(page.ask("world", token)[1])["waiting_total"] == 1,
+    )
+    text = page.ask("world", token)[1]
+    world = json.loads(text)
+    assert [line["name"] for line in world["programs"]] == ["mine"]
+    assert [line["user"] for line in world["people"]] == [TENANT]
+    assert world["waiting"] == []
+    theirs, mine = cluster.get("pod", "quokka")["metadata"]["uid"], mallory.uid("mine")
+    assert not [word for word in ("quokka", theirs) if word in text]
+
+    # Of others nothing can be asked for or changed, whatever its id.
+    for path in (f"program/{theirs}", f"logs/{theirs}", "program/default%2Fquokka-waits"):
+        assert page.ask(path, token)[0] == 404, path
+    for path, body in ((f"stop/{theirs}", "{}"), (f"resize/{theirs}", '{"gpu_mem": "1"}')):
+        assert page.ask(path, token, body)[0] == 404, path
+    assert page.ask("what-if", token, "{}")[0] == 403
+    assert cluster.get("pod", "quokka")["status"]["phase"] == "Running"
+
+    # Who is nobody here reads nothing: the same token with another signature, one for others, none.
+    changed = token[:-12] + ("A" if token[-12] != "A" else "B") + token[-11:]
+    elsewhere = page.token("mallory", "--audience=https://elsewhere.example.com")
+    for stranger in ("", changed, elsewhere, "x" * 2000):
+        for path in ("world", "live", f"program/{mine}", f"logs/{mine}"):
+            assert page.ask(path, stranger)[0] == 401, (path, stranger[:20])
+        assert page.ask(f"stop/{mine}", stranger, "{}")[0] == 401
+
+    # A name that was rebound to the Service, and a page of another site, have the token in vain.
+    address = page.url.removeprefix("http://")
+    for host in (
+        "evil.example.com",
+        f"{HOST}.evil.example.com",
+        f"{HOST}@evil.example.com",
+        address,
+    ):
+        status, sentence = page.ask("world", token, Host=host)
+        assert (status, "mine" in sentence) == (421, False), host
+    assert page.ask("world", token, Origin="http://evil.example.com")[0] == 403
+    assert page.ask("world", token, Origin=f"http://{HOST}")[0] == 200
+
+    # The API server decides who may change one's own.
+    assert page.ask(f"program/{mine}", watcher)[0] == 200
+    status, output = page.ask(f"logs/{mine}", watcher)
+    assert (status, output.split()) == (200, ["begun"])
+    status, sentence = page.ask(f"stop/{mine}", watcher, "{}")
+    assert (status, "watcher" in sentence, "cannot delete" in sentence) == (403, True, True)
+    assert page.ask(f"resize/{mine}", watcher, '{"gpu_mem": "2"}')[0] == 403
+    assert page.ask(f"resize/{mine}", token, '{"gpu_mem": "2"}')[0] == 200
+    wait_until("2 units", lambda: (TENANT, "mine", 2154) in page.slices(token, node))
+    assert page.ask(f"stop/{mine}", token, "{}")[0] == 200
+
+    def gone() -> bool:
+        try:
+            return mallory.uid("mine") != mine
+        except ClusterError as why:
+            return "NotFound" in str(why)
+
+    wait_until("the end of the tenant's pod", gone)
+    # A token that is withdrawn counts for half a minute more.
+    cluster.kubectl("-n", TENANT, "delete", "serviceaccount", "watcher")
+    wait_until("no answer to a withdrawn token", lambda: page.ask("world", watcher)[0] == 401, 60)

@@ -257,6 +257,16 @@ def test_own_program_is_read_resized_and_stopped(t4: Workstation) -> None:
         status, body = page.ask(f"api/resize/{line['id']}", {"gpu_mem": "15"})
         assert status == 409
         assert "a" in json.loads(body)["problem"]
+        assert page.ask(f"api/prioritize/{line['id']}", {"priority": -2})[0] == 200
+        eventually(lambda: page.shown("a")["programs"][0]["priority"] == -2)
+        status, body = page.ask(f"api/prioritize/{line['id']}", {"priority": -1000001})
+        assert (status, json.loads(body)["problem"]) == (
+            409,
+            "--priority must be from -1000000 to 1000000, not -1000001",
+        )
+        for wrong in ({}, {"priority": "1"}, {"priority": 1.5}, {"priority": 1, "name": "b"}):
+            assert page.ask(f"api/prioritize/{line['id']}", wrong)[0] == 400
+        assert t4.jobs()["a"]["priority"] == -2
         assert page.ask(f"api/stop/{line['id']}", {})[0] == 200
         page.shown()
         status, body = page.ask(f"api/program/{line['id']}")
@@ -276,8 +286,8 @@ def test_nothing_can_be_changed_when_it_is_read_only(t4: Workstation) -> None:
         _, body = page.ask("api/world")
         (line,) = json.loads(body)["programs"]
         assert not json.loads(body)["actions"]
-        for path in (f"api/stop/{line['id']}", f"api/resize/{line['id']}"):
-            assert page.ask(path, {})[0] in (404, 405)
+        for verb in ("stop", "resize", "prioritize"):
+            assert page.ask(f"api/{verb}/{line['id']}", {})[0] in (404, 405)
         assert page.ask("api/what-if", {})[0] == 200
         assert page.ask("../api/world")[0] == 404
         assert t4.jobs()["a"]["state"] == "running"

@@ -106,6 +106,37 @@ def test_own_program_is_resized(serve: Serve, watched: Watched) -> None:
     assert server.server.posted == [("/api/resize/job-1", {"gpu_mem": "6GiB", "gpu_core": None})]
 
 
+def test_own_program_that_waits_is_prioritized(serve: Serve, watched: Watched) -> None:
+    """By keyboard; what others have has no button, and nothing is sent before a number is there."""
+    server = serve(_waiting_is_own)
+    page = _open(watched, server.entry, "program/job-3")
+    page.get_by_role("button", name="Prioritize").click()
+    dialog = page.get_by_role("dialog", name="Prioritize tf-notebook-4")
+    number = dialog.get_by_role("spinbutton", name="Priority")
+    send = dialog.get_by_role("button", name="Prioritize")
+    expect(send).to_be_disabled()
+    number.fill("3")
+    number.fill("")
+    expect(send).to_be_disabled()
+    number.fill("-3")
+    number.press("Enter")
+    expect(dialog).to_be_hidden()
+    assert server.server.posted == [("/api/prioritize/job-3", {"priority": -3})]
+    expect(page.get_by_role("button", name="Resize")).to_have_count(0)
+    page.goto(f"{server.url}#/program/job-0")
+    expect(page.locator("h1")).to_have_text("tf-notebook")
+    expect(page.get_by_role("button", name="Prioritize")).to_have_count(0)
+
+
+def _waiting_is_own(at: float, _: int) -> tuple[World, Fleet | None]:
+    world = worlds.workstation(at)
+    programs = [
+        msgspec.structs.replace(line, own=line.own or line.state == "waiting")
+        for line in world.programs
+    ]
+    return msgspec.structs.replace(world, programs=programs), None
+
+
 def test_output_of_an_own_program_is_shown(serve: Serve, watched: Watched) -> None:
     """That of others is not offered."""
     server = serve("workstation")

@@ -258,6 +258,55 @@ def test_queue_is_ordered_by_priority_then_age(broker: Broker) -> None:
     ] + [("JobQueued", name) for name in ("5:1", "1:0", "4:0", "2:-1")]
 
 
+@pytest.mark.parametrize(
+    ("name", "priority", "expected"),
+    [
+        # a, b and c wait with the priorities 0, 0 and -1, in the order of their time.
+        ("b", 1, ["b", "a", "c"]),
+        ("a", -1, ["b", "a", "c"]),  # among those of -1 it is the oldest
+        ("a", -2, ["b", "c", "a"]),
+        ("c", 0, ["a", "b", "c"]),  # it has waited less than those of 0
+        ("c", 7, ["c", "a", "b"]),
+    ],
+)
+def test_pending_job_moves_when_its_priority_changes(
+    broker: Broker, name: str, priority: int, expected: list[str]
+) -> None:
+    """At once, as if it had been submitted so; the next daemon knows it, too."""
+    broker.submit([request("holder", 14, priority=9)], 0)
+    for at, (waiting, own) in enumerate((("a", 0), ("b", 0), ("c", -1)), start=1):
+        broker.submit([request(waiting, 14, at=at, priority=own)], at)
+    broker.prioritize(name, priority, 5)
+    assert order(broker) == expected
+    again = Broker(broker.node, "binpack")
+    again.restore(list(broker.jobs.values()), 6)
+    again.reschedule(6)
+    assert order(again) == expected
+    assert kinds(again.on_exit("holder", 7))[1] == ("GrantLease", expected[0])
+
+
+def test_pending_job_starts_when_the_one_before_it_gets_a_lower_priority(broker: Broker) -> None:
+    """The large one reserves the card until it is behind the small one, which fits: 10 + 4 of 14."""
+    broker.submit([request("holder", 10)], 0)
+    broker.submit([request("large", 14, at=1)], 1)
+    broker.submit([request("small", 4, at=2)], 2)
+    assert order(broker) == ["large", "small"]
+    assert kinds(broker.prioritize("large", -1, 3)) == [
+        ("GrantLease", "small"),
+        ("JobQueued", "large"),  # of 1 now
+    ]
+
+
+def test_gang_has_one_priority_when_it_changes(broker: Broker) -> None:
+    """It is one entry in the queue, and its members are evicted together."""
+    broker.submit([request("holder", 14)], 0)
+    broker.submit(gang("g", 3, request("g", at=1)), 1)
+    broker.submit([request("a", 14, at=2)], 2)
+    broker.prioritize("g", -5, 3)
+    assert order(broker) == ["a", "g"]
+    assert {job.spec.priority for job in broker.jobs_of("g")} == {-5}
+
+
 def test_users_are_served_alternately_when_all_wait(broker: Broker) -> None:
     """A user's second request counts as a minute later, so another user's first one precedes it."""
     broker.submit([request("holder", 14, uid=1)], 0)
@@ -474,6 +523,15 @@ class Lifecycle(RuleBasedStateMachine):
         """Confirm a lease."""
         name = data.draw(st.sampled_from(sorted(self.broker.jobs)))
         self.broker.confirm(name, self.now)
+
+    @precondition(lambda self: self.broker.jobs)
+    @rule(data=st.data(), priority=st.integers(-2, 2))
+    def prioritize(self, data: st.DataObject, priority: int) -> None:
+        """Change the priority of what waits, starts, runs or is evicted."""
+        entries = sorted({job.queue_id for job in self.broker.jobs.values()})
+        queue_id = data.draw(st.sampled_from(entries))
+        self.carry_out(self.broker.prioritize(queue_id, priority, self.now))
+        assert {job.spec.priority for job in self.broker.jobs_of(queue_id)} <= {priority}
 
     @rule(seconds=st.floats(0, 40))
     def pass_time(self, seconds: float) -> None:

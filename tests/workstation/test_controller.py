@@ -13,15 +13,17 @@ import pytest
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.mig.geometry import TABLES
 from fenka.core.mig.instances import Division
-from fenka.core.request import Request
+from fenka.core.request import Memory, Request
 from fenka.hardware.nvml_mig import MigError, MigNotPermitted
 from fenka.isolation.driver_usage import NOTHING_UNLEASED
 from fenka.mig.manager import Instances
 from fenka.procfs import start_ticks
 from fenka.workstation.broker import Broker
 from fenka.workstation.controller import ConnectedClients, Controller
-from fenka.workstation.files import History
+from fenka.workstation.files import History, load_jobs
+from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
+from fenka.workstation.protocol import JobQueued
 from tests.builders import job
 
 T4 = Card(0, DeviceId("GPU-0"), "Tesla T4", 15079)
@@ -69,6 +71,54 @@ async def test_slices_are_released_when_several_jobs_end_while_the_disk_is_full(
     for name in ("a", "b"):
         controller.on_exit(name)
     assert controller.broker.jobs == {}
+
+
+class Reader:
+    """A client that reads the daemon's records whenever it is sent something."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.job: str | None = None
+        self.seen: list[dict[str, int]] = []
+        self._controller = controller
+
+    def send(self, message: object) -> None:
+        """Remember the recorded priorities."""
+        if isinstance(message, JobQueued):
+            jobs = load_jobs(self._controller.runtime)
+            self.seen.append({job.name: job.spec.priority for job in jobs})
+
+
+def own_job(name: str, at: float) -> Job:
+    """A job of this process that wants the whole card."""
+    whole = Request(memory=Memory(14, 1024))
+    pid = os.getpid()
+    return job(name, request=whole, requested_at=at, pid=pid, start_ticks=start_ticks(pid))
+
+
+async def test_priority_is_recorded_before_anybody_is_told(controller: Controller) -> None:
+    """A daemon that is killed before it answers has changed it, and its successor goes on from that."""
+    for at, name in enumerate(("holder", "a", "b")):
+        controller.submit([own_job(name, at)], wait=True)
+    reader = Reader(controller)
+    controller.clients.add("b", reader)
+    controller.prioritize("b", 3)
+    assert reader.seen == [{"holder": 0, "a": 0, "b": 3}]
+
+
+async def test_priority_is_recorded_later_when_the_disk_is_full(controller: Controller) -> None:
+    """Its user is told of the disk. The order of the queue is what will be recorded."""
+    for at, name in enumerate(("holder", "a", "b")):
+        controller.submit([own_job(name, at)], wait=True)
+    reader = Reader(controller)
+    controller.clients.add("b", reader)
+    obstacle = full_disk(controller)
+    with pytest.raises(OSError, match=r"state\.json"):
+        controller.prioritize("b", 3)
+    assert reader.seen == []
+    obstacle.rmdir()
+    controller.reschedule()
+    assert reader.seen == [{"holder": 0, "a": 0, "b": 3}]
+    assert [status.id for status in controller.broker.pending] == ["b", "a"]
 
 
 def divide(controller: Controller) -> None:

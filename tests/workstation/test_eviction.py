@@ -100,6 +100,19 @@ def test_gang_is_evicted_again_when_the_daemon_was_restarted(broker: Broker) -> 
     ]
 
 
+def test_gang_is_evicted_when_its_priority_falls_below_that_of_a_request(broker: Broker) -> None:
+    """h waits with the gang's priority, -9. At -10 the gang makes room for it."""
+    broker.submit(backfill("h", 1, 2, at=1), 1)
+    assert kinds(broker.prioritize("g", -10, 2)) == [("EvictGang", "g/0"), ("EvictGang", "g/1")]
+
+
+def test_gang_is_not_evicted_when_its_priority_was_raised(broker: Broker) -> None:
+    """At 0 it is above no usual request any more, until one has a higher priority."""
+    broker.prioritize("g", 0, 1)
+    assert kinds(broker.submit([request("r", 4, at=2)], 2)) == [("JobQueued", "r")]
+    assert kinds(broker.prioritize("r", 1, 3)) == [("EvictGang", "g/0"), ("EvictGang", "g/1")]
+
+
 # --- with a daemon --------------------------------------------------------------------------------------
 
 TRAIN = """
@@ -143,6 +156,17 @@ def test_training_resumes_from_its_step_when_it_was_evicted(training: Workstatio
     eventually(lambda: len(lines(training)) == 4)
     assert lines(training) == ["from 0 restarts 0", "from 100 restarts 1"] * 2
     assert "evicted 1 times" in training.ok("get", "--local", "pt", "-e")
+
+
+def test_training_goes_on_when_its_priority_was_raised(training: Workstation) -> None:
+    """As that of a usual training: nothing is evicted for the request, which waits."""
+    assert json.loads(training.ok("get", "--local", "pt", "-o", "json"))["priority"] == "-1000000"
+    assert training.ok("prioritize", "pt", "--priority", "0") == "pt: priority 0\n"
+    program = training.run("--gpu-mem", "4", "--name", "r", "--", *HOLD, "100")
+    assert program.says() == ("fenka: waiting, position 1 of 1: 0/1 GPUs fit: 1 too little memory")
+    training.ok("prioritize", "r", "--priority", "1")
+    program.report()
+    assert training.jobs()["r"]["state"] == "running"
 
 
 def test_request_is_served_when_the_training_ignores_its_eviction(

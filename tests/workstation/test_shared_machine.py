@@ -110,6 +110,34 @@ def test_capped_user_waits_while_another_starts(machine: SharedMachine) -> None:
     machine.signal_daemon("HUP")
 
 
+def test_priority_is_the_user_s_own_matter_up_to_0(machine: SharedMachine) -> None:
+    """As at the submission: only root gives a priority above 0, and only root changes others' jobs."""
+    started(machine, ROOT, "--gpus", "2", "--name", "all")
+    for uid, name in ((ALICE, "a1"), (BOB, "b1")):
+        assert "waiting" in told(machine, uid, "--gpu-mem", "4", "--name", name)
+    for uid, name, priority, sentence in (
+        (ALICE, "b1", "-1", "b1 belongs to bob: only they may prioritize it"),
+        (
+            ALICE,
+            "a1",
+            "1",
+            r"only root, who runs this daemon, may give a priority above 0: .* not 1",
+        ),
+        (BOB, "all", "-1", "all belongs to root: only they may prioritize it"),
+    ):
+        refused(machine.fenka(uid, "prioritize", name, "--priority", priority), 1, sentence)
+    assert {job["priority"] for job in machine.jobs().values()} == {0}
+    assert machine.ok(ALICE, "prioritize", "a1", "--priority", "-1") == "a1: priority -1\n"
+    assert machine.ok(ROOT, "prioritize", "b1", "--priority", "1") == "b1: priority 1\n"
+    rows = json.loads(machine.ok(BOB, "queue", "-o", "json"))
+    assert [(row["name"], row["priority"]) for row in rows] == [("b1", 1), ("a1", -1)]
+    # What root has given, its user may give up, and have no more.
+    refused(machine.fenka(BOB, "prioritize", "b1", "--priority", "1"), 1, "only root, .* not 1")
+    machine.ok(BOB, "prioritize", "b1", "--priority", "-2")
+    assert machine.jobs()["b1"]["priority"] == -2
+    stop_all(machine)
+
+
 def test_booked_cards_are_the_team_s_alone(machine: SharedMachine) -> None:
     """bob books both cards from now on for his group; root may cancel that, and alice may not."""
     refused(

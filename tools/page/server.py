@@ -69,7 +69,7 @@ class PageServer:
         }
         app.add_routes([web.get(f"/api/{path}", self._guarded(verb)) for path, verb in api.items()])
         app.router.add_post("/api/what-if", self._guarded(self._what_if))
-        app.router.add_post("/api/{verb:stop|resize}/{id}", self._guarded(self._change))
+        app.router.add_post("/api/{verb:stop|resize|prioritize}/{id}", self._guarded(self._change))
         app.router.add_get("/{path:.*}", self._file)
         return app
 

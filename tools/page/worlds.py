@@ -59,6 +59,7 @@ def workstation(at: float) -> World:
             starts=["job-3"],
             own=user == "ben",
             address=f"http://127.0.0.1:{8888 + number}/lab",
+            priority=0,
         )
         for number, (name, user) in enumerate(zip(names, users, strict=True))
     ]
@@ -77,7 +78,9 @@ def workstation(at: float) -> World:
         helps=["the end of tf-notebook, tf-notebook-2 or tf-notebook-3 starts it"],
     )
     programs.append(
-        ProgramLine("job-3", "tf-notebook-4", "cara", "notebook", "waiting", "4", at - 312)
+        ProgramLine(
+            "job-3", "tf-notebook-4", "cara", "notebook", "waiting", "4", at - 312, priority=0
+        )
     )
     card = CardTile(
         "0",

@@ -75,6 +75,7 @@ export interface CardTile {
  *     violations: sentences about exceeded limits.
  *     own: whether the viewer may stop and resize it.
  *     address: a notebook's or service's URL, without any token.
+ *     priority: larger numbers are served first; None on a cluster, where it cannot be changed.
  */
 export interface ProgramLine {
   id: string;
@@ -98,6 +99,7 @@ export interface ProgramLine {
   violations: Array<string>;
   own: boolean;
   address: string;
+  priority: number | null;
 }
 
 /**

@@ -1,4 +1,4 @@
-"""Commands about existing workloads: stop, wait, resize, logs, attach, delete, prune, traffic-split."""
+"""Commands that end existing workloads, change them, wait for them, attach to them or print their output."""
 
 import asyncio
 import sys
@@ -11,6 +11,7 @@ import typer
 
 from fenka.cli import cluster, common_options
 from fenka.cli.error_report import UserError, print_error
+from fenka.cli.quota import ask_daemon
 from fenka.cli.tables import escape
 from fenka.cli.workloads import waiting
 from fenka.cli.workloads.arguments import (
@@ -220,6 +221,19 @@ def resize(
 
     cluster.ask(target, lambda api: _ask(api, path, text, wait))
     print(f"{name}: resized")
+
+
+def prioritize(
+    name: Annotated[str, typer.Argument(help="a pending or running job, or a gang")],
+    priority: Annotated[
+        int,
+        typer.Option("--priority", metavar="N", help="larger numbers are served first"),
+    ],
+) -> None:
+    """Give a job of this machine, or all members of a gang, another priority."""
+    request = protocol.PrioritizeJob(name, priority)
+    answer = ask_daemon(request, protocol.Done, "cannot change priorities")
+    print(f"{escape(answer.text)}: priority {priority}")
 
 
 async def _ask(api: Api, path: str, text: str, wait: bool) -> None:

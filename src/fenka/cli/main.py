@@ -108,6 +108,7 @@ ADMIN: Groups = {
             "Start the services of a Compose file, and pay for their slices.",
             passes_arguments=True,
         ),
+        Command("prioritize", "control", "Change the priority of a pending or running job."),
         Command("book", "quota:book", "Keep cards for a time: book, list and cancel."),
         Command("proxy", "admin.proxy:app", "Install and check libraries in front of the driver."),
     ),

@@ -145,14 +145,29 @@ def _cancel(
 
 
 def _request(message: protocol.Message, expected: type[T]) -> T:
+    return ask_daemon(message, expected, "knows neither caps nor bookings")
+
+
+def ask_daemon(message: protocol.Message, expected: type[T], older: str) -> T:
+    """Return the daemon's answer.
+
+    Args:
+        message: The request.
+        expected: The type of its answer.
+        older: What a daemon does that does not know this request yet.
+
+    Raises:
+        RequestFailed, UserError: The daemon refused it, or does not know it.
+        DaemonUnavailable, UnsafeDirectory, ProtocolMismatch: There is no daemon to ask.
+    """
     try:
         with DaemonConnection(paths.current()) as connection:
             return connection.request(message, expected)
     except RequestFailed as why:
         if str(why).startswith(_OLDER):
             raise UserError(
-                "the daemon is of an older version that knows neither caps nor bookings: "
-                "`fenka daemon --restart` replaces it, and programs go on"
+                f"the daemon is of an older version that {older}: `fenka daemon --restart` replaces it, and "
+                "programs go on"
             ) from None
         raise
 

@@ -17,6 +17,7 @@ from fenka.dashboard.page_server import (
     NOT_YET,
     File,
     PageServer,
+    Prioritize,
     Resize,
     body,
     json,
@@ -134,8 +135,14 @@ class MachinePages(PageServer):
     # ---- changing ----
 
     def changes(self) -> Mapping[str, Handler]:
-        """Return what stops and resizes programs, unless nothing may be changed."""
-        return {"stop/{id}": self.stop, "resize/{id}": self.resize} if self._acts else {}
+        """Return what changes programs, unless nothing may be changed."""
+        if not self._acts:
+            return {}
+        return {
+            "stop/{id}": self.stop,
+            "resize/{id}": self.resize,
+            "prioritize/{id}": self.prioritize,
+        }
 
     async def stop(self, request: web.Request) -> web.Response:
         """End a program."""
@@ -151,6 +158,12 @@ class MachinePages(PageServer):
         message = protocol.ResizeJob(
             request.match_info["id"], wanted.gpu_mem, wanted.gpu_core, wanted.gpu_core_mode
         )
+        return json(await self._ask(message, protocol.Done))
+
+    async def prioritize(self, request: web.Request) -> web.Response:
+        """Change the priority of a program, or of its gang."""
+        wanted = await body(request, Prioritize)
+        message = protocol.PrioritizeJob(request.match_info["id"], wanted.priority)
         return json(await self._ask(message, protocol.Done))
 
     async def _ask(

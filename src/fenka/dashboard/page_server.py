@@ -97,6 +97,12 @@ class Resize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu_core_mode: ComputeMode | None = None
 
 
+class Prioritize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `api/prioritize`: as of `fenka prioritize`."""
+
+    priority: int
+
+
 class Source(Protocol):
     """The present state, and the viewers that are told of it. encoded: the last World as JSON."""
 

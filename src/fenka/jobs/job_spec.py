@@ -170,10 +170,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
             raise InvalidRequest(
                 f"--time-limit must be a positive number of seconds, got {self.time_limit_s:g}"
             )
-        if abs(self.priority) > MAX_PRIORITY:
-            raise InvalidRequest(
-                f"--priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}, not {self.priority}"
-            )
+        check_priority(self.priority)
         grace_s = self.eviction_grace_s
         evictable = self.gang is not None or self.kind == "container"
         if grace_s is not None and not (evictable and 0 <= grace_s <= MAX_EVICTION_GRACE_S):
@@ -202,6 +199,14 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
             left -= len(word) + 1
         return msgspec.structs.replace(
             self, command=words, directory=_as_text(self.directory)[:MAX_PATH_CHARACTERS]
+        )
+
+
+def check_priority(priority: int) -> None:
+    """Raise InvalidRequest unless a job may have this priority, whoever's it is."""
+    if abs(priority) > MAX_PRIORITY:
+        raise InvalidRequest(
+            f"--priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}, not {str(priority)[:40]}"
         )
 
 

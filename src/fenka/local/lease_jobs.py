@@ -162,7 +162,7 @@ def _notebook(
     return replace(
         job,
         instances=(_process(lease, snapshot, requested, "notebook", f"{name}-notebook-0"),),
-        priority=str(record.spec.priority or ""),
+        priority=str(lease.priority or ""),
         position=lease.position,
         why=lease.reason,
         address=url(NOTEBOOKS.place_of(name)) or "" if job.status == "RUNNING" else "",

@@ -182,6 +182,7 @@ def _program(
         violations=job.violations,
         own=viewer.owns(job),
         address=around.addresses.get(job.id, ""),
+        priority=job.priority,
     )
 
 

@@ -123,6 +123,7 @@ def training_job(
     """
     leases = _leases(record, snapshot)
     waiting = leases.get(None)
+    lease = next(iter(leases.values()), None)
     return TrainingJob(
         name=record.spec.name,
         namespace=user,
@@ -136,7 +137,7 @@ def training_job(
             for instance in record.instances
             if not (record.finished and instance.ended_with_job)
         ),
-        priority=record.spec.priority,
+        priority=str(lease.priority or "") if lease else record.spec.priority,
         position=waiting.position if waiting else None,
         why=(waiting.reason if waiting else record.reason) if not record.finished else "",
         tensorboard=record.tensorboard,

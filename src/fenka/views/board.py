@@ -93,6 +93,7 @@ class ProgramLine(msgspec.Struct, frozen=True):
         violations: sentences about exceeded limits.
         own: whether the viewer may stop and resize it.
         address: a notebook's or service's URL, without any token.
+        priority: larger numbers are served first; None on a cluster, where it cannot be changed.
     """
 
     id: str
@@ -116,6 +117,7 @@ class ProgramLine(msgspec.Struct, frozen=True):
     violations: list[str] = []
     own: bool = False
     address: str = ""
+    priority: int | None = None
 
 
 class WaitingLine(msgspec.Struct, frozen=True):

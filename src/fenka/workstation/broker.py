@@ -23,6 +23,8 @@ as a whole.
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from fenka.core import queue
 from fenka.core.backfill import (
     NO_RULES,
@@ -361,6 +363,17 @@ class Broker:
             self.ledger.adopt(job_id, job.placement)
             raise
         self._allocate(job, placement, now)
+        return self._schedule(now)
+
+    def prioritize(self, queue_id: str, priority: int, now: float) -> list[Effect]:
+        """Change the priority of a job, or of all members of a gang, and serve the queue in its new order.
+
+        A job that runs has it from then on when jobs to evict are selected.
+        """
+        for job in self.jobs_of(queue_id):
+            job.spec = msgspec.structs.replace(job.spec, priority=priority)
+        if queue_id in self._queue:
+            self._queue[queue_id] = replace(self._queue[queue_id], priority=priority)
         return self._schedule(now)
 
     def growth_rejection(self, job: Job, after: Sequence[Slice], *, reserved: bool = False) -> str:

@@ -15,7 +15,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -33,11 +33,11 @@ from fenka.isolation.account import InvalidAccount
 from fenka.isolation.lease_control import InvalidControl
 from fenka.isolation.lease_files import describe_os_error
 from fenka.isolation.limit_changes import InUse, ResizePlan, resized
-from fenka.jobs.job_spec import GpuResources, JobSpec, generate_name
+from fenka.jobs.job_spec import GpuResources, JobSpec, check_priority, generate_name
 from fenka.procfs import lives, parent_pid
 from fenka.workstation import admission, protocol
 from fenka.workstation.admission import Admission, QuotaExceeded
-from fenka.workstation.broker import Broker
+from fenka.workstation.broker import Broker, UnknownJob
 from fenka.workstation.controller import Client, ConnectedClients, Controller
 from fenka.workstation.files import History
 from fenka.workstation.job import Job, JobGang
@@ -82,11 +82,7 @@ def create_jobs(
     """
     spec.validate()
     spec = spec.truncate()
-    if spec.priority > 0 and process.uid not in (0, os.geteuid()):
-        raise InvalidRequest(
-            f"only {user_name(os.geteuid())}, who runs this daemon, may give a priority above 0: use 0 "
-            f"or less, not {spec.priority}"
-        )
+    _check_may_prioritize(process.uid, spec.priority)
     first = Job(
         id=secrets.token_hex(4),
         name=spec.name or generate_name(spec.command or [spec.kind]),
@@ -116,6 +112,15 @@ def create_jobs(
         )
         for rank, gpu in enumerate(spec.requests)
     ]
+
+
+def _check_may_prioritize(uid: int, priority: int) -> None:
+    """Raise InvalidRequest unless this user may give a job this priority."""
+    if priority > 0 and uid not in (0, os.geteuid()):
+        raise InvalidRequest(
+            f"only {user_name(os.geteuid())}, who runs this daemon, may give a priority above 0: use 0 "
+            f"or less, not {priority}"
+        )
 
 
 def _request(gpu: GpuResources, unit_mib: int) -> Request:
@@ -253,8 +258,8 @@ class RequestHandler:
                 client.send(await self._stop(client, message))
             case protocol.RemoveEnded():
                 client.send(protocol.Done(str(self._remove_ended(client, message))))
-            case protocol.ResizeJob():
-                client.send(protocol.Done(self._resize(client, message)))
+            case protocol.ResizeJob() | protocol.PrioritizeJob():
+                client.send(protocol.Done(self._change(client, message)))
             case protocol.StopDaemon():
                 self._check_stop(client, message)
                 client.send(protocol.Done())
@@ -430,8 +435,21 @@ class RequestHandler:
 
         return self.history.remove(client.uid, unwanted)
 
-    def _resize(self, client: Client, request: protocol.ResizeJob) -> str:
-        job, *others = self.broker.find(request.name, client.uid)
+    def _change(self, client: Client, request: protocol.ResizeJob | protocol.PrioritizeJob) -> str:
+        """Change a job or a gang, and return its name. Raises FenkaError, OSError."""
+        try:
+            jobs = self.broker.find(request.name, client.uid)
+        except UnknownJob:
+            ended = self.history.called(request.name, client.uid)
+            if not ended or any(request.name in job.names for job in self.broker.jobs.values()):
+                raise
+            raise RequestRefused(f"{request.name} has ended: {ended[-1].sentence}") from None
+        if isinstance(request, protocol.ResizeJob):
+            return self._resize(client, jobs, request)
+        return self._prioritize(client, jobs[0], request.priority)
+
+    def _resize(self, client: Client, jobs: Sequence[Job], request: protocol.ResizeJob) -> str:
+        job, *others = jobs
         if others:
             raise RequestRefused(
                 f"{request.name} is a gang: resize its members one by one, beginning with {job.name}"
@@ -442,6 +460,17 @@ class RequestHandler:
         # Only who may give others' places away may take them.
         self.resizer.resize(job, request, reserved=_owns_daemon(client))
         return job.name
+
+    def _prioritize(self, client: Client, job: Job, priority: int) -> str:
+        """Change the priority of all of its gang."""
+        name = job.display_name
+        _check_owner(client, job, name, "prioritize")
+        check_priority(priority)
+        _check_may_prioritize(client.uid, priority)
+        if job.end_cause != "exit":
+            raise RequestRefused(f"{name} is being ended: its priority stays as it is")
+        self.controller.prioritize(job.queue_id, priority)
+        return name
 
     def _make_ticket(self, client: Client, request: protocol.CreateTicket) -> str:
         if os.geteuid() != 0:

@@ -223,6 +223,10 @@ class Controller:
         """Record what a resized job holds now. Raises Conflict, OSError."""
         self._apply(self.broker.resize(job.id, placement, time.time()))
 
+    def prioritize(self, queue_id: str, priority: int) -> None:
+        """Record and apply the priority of a job, or of all members of a gang. Raises OSError."""
+        self._apply(self.broker.prioritize(queue_id, priority, time.time()))
+
     def observe_cards(self) -> dict[str, Reading]:
         """Update the cards' health and unleased memory, and return their readings.
 

@@ -264,6 +264,16 @@ class ResizeJob(Message, tag="resize-job"):
     gpu_core_mode: ComputeMode | None = None
 
 
+class PrioritizeJob(Message, tag="prioritize-job"):
+    """Change the priority of a pending or running job, or of all members of a gang.
+
+    Answered by Done, with its name, or Failure.
+    """
+
+    name: str
+    priority: int
+
+
 class CreateTicket(Message, tag="create-ticket"):
     """Request a ticket, which makes the client's user pay for a container. Answered by Done or Failure.
 
@@ -679,6 +689,7 @@ ToDaemon = (
     | GetEnded
     | RemoveEnded
     | ResizeJob
+    | PrioritizeJob
     | CreateTicket
     | GetHistory
     | GetUsage

@@ -88,23 +88,23 @@ ADMIN: Groups = {
             "daemon", "admin.daemon_command", "Lease this machine's cards. Other commands start it."
         ),
         Command(
-            "containers", "admin.containers", "Let containers have slices, whatever the engine."
+            "containers", "containers.switch", "Let containers have slices, whatever the engine."
         ),
         Command(
             "docker",
-            "container_engines",
+            "containers.engines",
             "Start a container of Docker with a slice.",
             passes_arguments=True,
         ),
         Command(
             "podman",
-            "container_engines",
+            "containers.engines",
             "Start a container of Podman with a slice.",
             passes_arguments=True,
         ),
         Command(
             "compose",
-            "admin.compose",
+            "containers.compose",
             "Start the services of a Compose file, and pay for their slices.",
             passes_arguments=True,
         ),

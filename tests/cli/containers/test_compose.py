@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fenka.cli.admin import compose
+from fenka.cli.containers import compose
 from fenka.cli.error_report import UserError
 
 PROGRAM = ["docker", "compose"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fenka.cli.container_engines import translate
+from fenka.cli.containers.engines import translate
 from fenka.cli.error_report import UserError
 
 ANY = ["--device", "fenka.io/slice=any"]

@@ -1,0 +1,1 @@
+"""Commands that give containers of this machine slices."""

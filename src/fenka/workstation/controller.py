@@ -309,8 +309,10 @@ class Controller:
         ]
         kept = {job.id for job in jobs}
         for job in recorded:
-            if job.id not in kept:
+            if not (procfs.lives(job.pid, job.start_ticks) or scan.pids(job.id)):
+                # It may have processes all the same, if some could not be read.
                 job.mark_ending("unobserved")
+            if job.id not in kept:
                 self._record_end(job, time.time())
                 self.broker.count_unobserved(job, time.time())
         self._remove_other_leases(recorded, jobs)

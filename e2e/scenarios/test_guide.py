@@ -3,6 +3,7 @@
 `tools/docs/blocks.py` says how pages mark what is run. Commands for a workstation run in tests/docs.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -111,6 +112,8 @@ def shell(installation: Installation) -> Iterator[GuideShell]:
             ):
                 node.ctr("images", "tag", "--force", image, name)
         cluster.kubectl("apply", "-f", "-", stdin=NVIDIA_PLUGIN)
+        # Pods of earlier pages hold their slices until they have ended.
+        wait_until("earlier pods have ended", lambda: not ending_pods(cluster))
         yield GuideShell(cluster)
     finally:
         # The tests of other modules need fenka, whatever has happened here.
@@ -118,6 +121,12 @@ def shell(installation: Installation) -> Iterator[GuideShell]:
         cluster.kubectl("delete", "pod", "first", "--ignore-not-found", "--now")
         uninstall(cluster, NAMESPACE)
         install(cluster)
+
+
+def ending_pods(cluster: Cluster) -> list[str]:
+    """Return the pods of all namespaces that are being deleted."""
+    pods = json.loads(cluster.kubectl("get", "pods", "--all-namespaces", "-o", "json"))["items"]
+    return [pod["metadata"]["name"] for pod in pods if pod["metadata"].get("deletionTimestamp")]
 
 
 class PageShell(Shell):

@@ -33,8 +33,13 @@ mkdir -p /etc/cdi /etc/fenka /var/lib/fenka /var/lib/containers /run/lock /run/a
 for directory in /etc/cdi /etc/fenka /var/lib/fenka /var/lib/containers; do
     mount -t tmpfs -o mode=755 none $directory
 done
-# crun knows no hybrid of both versions of control groups.
-umount /sys/fs/cgroup/unified 2>/dev/null || true
+if [ "$2" = 2 ]; then
+    umount -l /sys/fs/cgroup
+    mount -t cgroup2 none /sys/fs/cgroup
+else
+    # crun knows no hybrid of both versions of control groups.
+    umount /sys/fs/cgroup/unified 2>/dev/null || true
+fi
 ip link set lo up
 cp /etc/passwd /run/passwd && echo "alice:x:61001:61001::/run/alice:/bin/sh" >> /run/passwd
 echo "alice:300000:65536" > /run/subuid
@@ -105,11 +110,11 @@ def image_archive(target: Path) -> Path:
 class PodmanMachine:
     """Runs commands in the namespaces."""
 
-    def __init__(self, runtime: str) -> None:
-        """runtime: runc or crun."""
-        self.runtime = runtime
+    def __init__(self, runtime: str, *, only_cgroup2: bool = False) -> None:
+        """runtime: runc or crun. only_cgroup2: hide control groups of version 1."""
+        self.runtime, self.only_cgroup2 = runtime, only_cgroup2
         self._holder = subprocess.Popen(
-            [*UNSHARE, "sh", "-c", _SETUP, "sh", runtime],
+            [*UNSHARE, "sh", "-c", _SETUP, "sh", runtime, "2" if only_cgroup2 else ""],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -192,9 +197,11 @@ class PodmanMachine:
 
 
 @contextlib.contextmanager
-def machine(runtime: str, archive: Path, *options: str) -> Iterator[PodmanMachine]:
+def machine(
+    runtime: str, archive: Path, *options: str, only_cgroup2: bool = False
+) -> Iterator[PodmanMachine]:
     """A machine on which containers have slices. options: its daemon's."""
-    made = PodmanMachine(runtime)
+    made = PodmanMachine(runtime, only_cgroup2=only_cgroup2)
     try:
         made.run("cp", archive, ARCHIVE)
         made.podman("load", "-q", "-i", ARCHIVE)

@@ -3,7 +3,7 @@
     python -m tools.newcomer home WHEEL [ROOT]   # as root; ROOT: a Debian, made by debootstrap if absent
     python -m tools.newcomer cluster             # as root: on the cluster of e2e, from nothing installed
     python -m tools.newcomer gpushare            # the same, beside gpushare's running pods
-    python -m tools.newcomer lab FILE            # times that a test on a machine that boots has written
+    python -m tools.newcomer lab FILE            # times that `FENKA_DOCS_TIMES=FILE make vm` has written
 
 Each run writes its times into docs/measurements/newcomer.toml. `make reference` makes the page of them.
 """

@@ -13,6 +13,7 @@ import pytest
 
 from deploy.release.deb import build_deb
 from deploy.release.recipe import ROOT, Release
+from tools.docs.shell import timed
 from vm import guest_disk
 from vm.guest import Guest, QemuGuest
 from vm.namespaces import NamespaceGuest
@@ -29,11 +30,11 @@ SUITE = os.environ.get("FENKA_VM_SUITE", "bookworm")
 FOLDER = os.environ.get("FENKA_VM_FOLDER", "")
 """Keeps the packages, and the machine in which they are installed. Later runs of this version start there."""
 
-INSTALL = """\
+PREPARE = """\
 mountpoint -q /mnt || mount -o ro /dev/vdb /mnt
 find / -xdev -not -path '/mnt/*' | sort > /root/before
-apt-get install -y /mnt/current/*.deb 2>&1
 """
+INSTALL = "apt-get install -y /mnt/current/*.deb 2>&1"
 SIMULATE = """\
 sed -i 's/^#simulate/simulate/' /etc/fenka/daemon.toml
 systemctl restart fenka
@@ -132,7 +133,9 @@ def installed(packages: Path, work: Path) -> Iterator[Lab]:
 
 def _install(guest: Guest) -> dict[str, str]:
     """Install the package, save the machine once it has a simulated card, and return what was seen."""
-    seen = {"output": guest.run(INSTALL)}
+    guest.run(PREPARE)
+    with timed("apt install ./fenka_0.2.0-1_amd64.deb"):
+        seen = {"output": guest.run(INSTALL)}
     # A unit's status is also an exit code, and this one is that of a unit that does not run.
     seen["status"] = guest.until("systemctl status fenka", _settled)
     seen["failed"] = guest.run("systemctl list-units --failed --no-legend --plain")

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from deploy.release.recipe import ROOT
+from tools.docs.blocks import matches, read_page
+from tools.docs.shell import timed
 from vm.conftest import MACHINE, NEXT, Lab
 from vm.guest import Guest
 from vm.guest_disk import output
@@ -27,6 +30,8 @@ KEPT = (
 
 
 PS = "fenka ps -o json"
+
+PAGE = ROOT / "docs" / "start" / "lab-server.md"
 
 once = pytest.mark.skipif(
     MACHINE != "namespaces",
@@ -89,6 +94,19 @@ def test_two_users_share_the_card(guest: Guest) -> None:
     assert stopped.returncode != 0
     assert guest.run("fenka stop train", "bob") is not None
     guest.run("fenka run --gpu-mem 5 --timeout 900 -- true", "alice")
+
+
+@once
+def test_two_users_see_what_the_page_of_a_labs_server_shows(guest: Guest) -> None:
+    """Their commands, to the output. FENKA_DOCS_TIMES notes the times (tools/newcomer.py)."""
+    block = next(block for block in read_page(PAGE).blocks if block.text.startswith("alice$"))
+    for user, program in (("alice", "train"), ("bob", "sweep")):
+        guest.run(f"echo 'import time; time.sleep(30000)' > {program}.py", user)
+    parts = re.split(r"^(alice|bob)\$ (.*)\n", block.text, flags=re.MULTILINE)[1:]
+    for user, command, shown in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        with timed(f"{user}$ {command}"):
+            done = guest.attempt(command, user)
+        assert matches(shown, done.stdout + done.stderr), f"{command}:\n{done.stdout}{done.stderr}"
 
 
 def test_upgrade_keeps_programs_and_requests(guest: Guest) -> None:

@@ -50,7 +50,8 @@ class Session:
         data, path = None, request["path"]
         headers = {
             "Accept": "text/html,application/json",
-            "Sec-Fetch-Mode": "cors",
+            # Only pages set the cookie of the token. Without it a token is good for the rest of a second.
+            "Sec-Fetch-Mode": "cors" if path.startswith("/hub/api/") else "navigate",
             "X-XSRFToken": self.token,
         }
         if (form := request.get("form")) is not None:

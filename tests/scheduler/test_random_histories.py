@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -189,5 +190,5 @@ class ExtenderMachine(RuleBasedStateMachine):
             assert not result.fitting
 
 
-TestExtender = ExtenderMachine.TestCase
-TestExtender.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestExtender = pytest.mark.timeout(600)(ExtenderMachine.TestCase)
+TestExtender.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)

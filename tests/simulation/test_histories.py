@@ -164,10 +164,10 @@ class WorkConservingMachine(VirtualMachine):
     depth = 0
 
 
-TestWithReservations = VirtualMachine.TestCase
-TestWithReservations.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
-TestWorkConserving = WorkConservingMachine.TestCase
-TestWorkConserving.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestWithReservations = pytest.mark.timeout(600)(VirtualMachine.TestCase)
+TestWithReservations.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+TestWorkConserving = pytest.mark.timeout(600)(WorkConservingMachine.TestCase)
+TestWorkConserving.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
 
 
 def test_all_ends_empty_when_all_depart() -> None:

@@ -27,7 +27,8 @@ def _libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _call(number: int, *arguments: object) -> int:
+def system_call(number: int, *arguments: object) -> int:
+    """Return the result of a call that the C library has no function for. Raises OSError."""
     result: int = _libc().syscall(number, *arguments)
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -44,11 +45,13 @@ def copy_mount(path: Path, *, writable: bool = False) -> int:
     Raises IsolationError, OSError.
     """
     try:
-        descriptor = _call(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), _CLONE | _CLOEXEC)
+        descriptor = system_call(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), _CLONE | _CLOEXEC)
         flags = _NOSUID | _NODEV | (_NOEXEC if writable else _RDONLY)
         attributes = struct.pack("=QQQQ", flags, 0, _PRIVATE, 0)
         try:
-            _call(_MOUNT_SETATTR, descriptor, b"", _AT_EMPTY_PATH, attributes, len(attributes))
+            system_call(
+                _MOUNT_SETATTR, descriptor, b"", _AT_EMPTY_PATH, attributes, len(attributes)
+            )
         except OSError:
             os.close(descriptor)
             raise

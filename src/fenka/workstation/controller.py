@@ -21,6 +21,7 @@ from fenka.core.request import Placement
 from fenka.hardware.card_spec import NodeError
 from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.peer_credentials import PeerProcess, process
+from fenka.isolation.device_access import DeviceAccessError
 from fenka.isolation.lease_files import account_file
 from fenka.mig.manager import InstanceManager
 from fenka.workstation import files, protocol
@@ -157,6 +158,8 @@ class Controller:
     history: History
     on_change: Callable[[], None] = lambda: None
     """Called whenever jobs have changed."""
+    restrict_cards: Callable[[Job], None] = lambda _: None
+    """Keeps a container from other cards than its slices'. Raises DeviceAccessError."""
     changes: InstanceChanges = field(init=False)
     _watches: JobWatches = field(init=False)
     _told: int = 0
@@ -309,8 +312,10 @@ class Controller:
         ]
         kept = {job.id for job in jobs}
         for job in recorded:
-            if job.id not in kept:
+            if not (procfs.lives(job.pid, job.start_ticks) or scan.pids(job.id)):
+                # It may have processes all the same, if some could not be read.
                 job.mark_ending("unobserved")
+            if job.id not in kept:
                 self._record_end(job, time.time())
                 self.broker.count_unobserved(job, time.time())
         self._remove_other_leases(recorded, jobs)
@@ -456,10 +461,15 @@ class Controller:
         if self.changes.planned(jobs[0]):  # alone: the members of a gang cannot be in instances
             self.changes.create(jobs[0])
             return
+        first = jobs[0]
+        try:
+            self.restrict_cards(first)
+        except DeviceAccessError as why:
+            self._reject_grant(first, str(why))
+            return
         for job in jobs:
             self.leases.create(job)
             self._schedule_deadline(job)
-        first = jobs[0]
         if first.in_container and first.in_container.started:
             self.confirm(first)
             return
@@ -467,6 +477,14 @@ class Controller:
         if first.gang:
             granted = protocol.GangGranted(first.gang.name, [job.id for job in jobs])
         self.clients.send(first.queue_id, granted)
+
+    def _reject_grant(self, job: Job, reason: str) -> None:
+        """Take back the slice of a container, which ends if it was held for the slice."""
+        self.clients.send(job.queue_id, protocol.JobRejected(reason, final=True))
+        if job.started:
+            log(f"container {job.name} is ended: {reason}")
+        # After all effects.
+        asyncio.get_running_loop().call_soon(self.cancel, job.queue_id)
 
     def _cards_of(self, job: Job) -> list[Card]:
         uuids = {piece.uuid for piece in job.slices}

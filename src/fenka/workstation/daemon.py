@@ -27,6 +27,7 @@ from fenka.workstation.broker import Broker
 from fenka.workstation.cards import CardObserver, SliceActivity
 from fenka.workstation.connections import Connections, JobResizer, RequestHandler
 from fenka.workstation.containers import cdi_devices, hook_server
+from fenka.workstation.containers.card_nodes import CardNodes
 from fenka.workstation.containers.hook_server import HookServer
 from fenka.workstation.containers.tickets import Tickets
 from fenka.workstation.controller import ConnectedClients, Controller
@@ -99,6 +100,8 @@ class Daemon:
             *(runtime, broker, clients, self._leases, self._cards),
             *(self._processes, self._terminator, instances, self._history),
         )
+        self._card_nodes = CardNodes(runtime, hardware, shim_only=config.shim_only)
+        self._controller.restrict_cards = self._card_nodes.restrict
         self._policies = UserPolicies(runtime.users, history_file.parent, runtime.owners)
         broker.policies = self._policies
         self._layouts = Layouts(self._controller, broker, instances)
@@ -146,6 +149,7 @@ class Daemon:
             self._history.add(job)
         self._recorder.on_change()
         self._controller.recover()
+        self._card_nodes.renew(self.broker.jobs.values())
         server, by_name = await self._listen(), await self._listen_by_name()
         self._presence.begin()
         signals.attach(loop, self._stopped.set, self._on_abandoned)
@@ -241,6 +245,7 @@ class Daemon:
             await asyncio.sleep(HEALTH_PERIOD_S)
             with contextlib.suppress(OSError):
                 files.trim_log(self.runtime.log)
+            self._card_nodes.renew(self.broker.jobs.values())
             await self._record_running()
             self._activity.observe()
             readings: Mapping[str, Reading] = {}

@@ -102,6 +102,13 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
             "annotation: believe Podman's annotations, which may be the image's",
         ),
     ] = "root"
+    shim_only: Annotated[
+        bool,
+        Meta(
+            description="start containers that cannot be kept from other cards' device nodes, too: only the "
+            "shim keeps them to their cards"
+        ),
+    ] = False
     no_history: Annotated[
         bool, Meta(description="record neither history nor usage, and answer neither")
     ] = False

@@ -27,6 +27,7 @@ from fenka.core.request import InvalidRequest
 from fenka.formats.quantities import InvalidSize
 from fenka.hardware.peer_credentials import PeerProcess, process, user_name
 from fenka.isolation import proxy_install
+from fenka.isolation.device_access import DeviceAccessError
 from fenka.isolation.lease_files import describe_os_error
 from fenka.isolation.mount_handles import copy_mount
 from fenka.isolation.sandbox import DRIVER, LEASE_ROOT, NODE, SHIM, LeaseMounts
@@ -204,19 +205,23 @@ class HookServer:
                     controller.on_exit(former.id)
                 controller.submit([job], wait=request.waits)
             return job, self._mounts(job, client.answer)
-        except (OSError, InvalidContainer):
+        except (OSError, InvalidContainer, DeviceAccessError):
             if job.id in controller.broker.jobs:
                 controller.cancel(job.queue_id)
             controller.processes.forget(job.id)
             raise
 
     def _mounts(self, job: Job, answer: protocol.Message | None) -> LeaseMounts:
-        """Return the mounts of a lease, granted or pending. Raises InvalidContainer, OSError."""
+        """Return the mounts of a lease, granted or pending.
+
+        Raises InvalidContainer, DeviceAccessError, OSError.
+        """
         leases = self._controller.leases
         match answer:
             case protocol.LeaseGranted(mounts=mounts):
                 return mounts
             case protocol.JobQueued(reason=reason, position=position, length=length):
+                self._controller.restrict_cards(job)
                 leases.create_pending(job, f"place {position} of {length} in the queue: {reason}")
                 return leases.grant(job).mounts
         raise InvalidContainer(getattr(answer, "reason", "its slice could not be made"))

@@ -104,6 +104,7 @@ def amounts_of(usage: CardUsage) -> tuple[int, int, int, int]:
     return min(memory, NEVER), min(compute, NEVER), holders, whole
 
 
+_OF_SLOTS = ("hosts", "starts", "sizes", "changed")
 _FLAGS = ("unhealthy", "cordoned", "open", "exists")
 
 
@@ -117,6 +118,9 @@ class NodeColumns(CardColumns):
         card_policies: the number of each policy that nodes have of their own, in the row CARD_POLICY.
         links: the number of each `Node.distances`, in the row LINKS; 0 there if they are not known.
         most_cards: the most cards that a node has had.
+        changed: int64, by slot: the number of the last change of its node, or of what is allocated of it.
+        last_change: the largest number of a change.
+        computed: what policies compute from these columns, which they bring up to date by `changed`.
     """
 
     usage: Ints
@@ -126,6 +130,9 @@ class NodeColumns(CardColumns):
     card_policies: dict[str, int]
     links: dict[bytes, int]
     most_cards: int
+    changed: Ints
+    computed: dict[str, Any]
+    last_change: int = 0
     _slots: dict[str, int]
     _ranks: Ints | None = None
 
@@ -133,11 +140,16 @@ class NodeColumns(CardColumns):
         """Return a copy whose usage changes independently."""
         twin = copy(self)
         twin.usage, twin.hosts = self.usage.copy(), self.hosts.copy()
+        twin.changed, twin.computed = self.changed.copy(), {}
         return twin
 
     def part(self, slots: Ints) -> "PartOfColumns":
         """Return a copy of these slots, in this order."""
         return PartOfColumns(self, slots)
+
+    def changed_since(self, change: int) -> Ints:
+        """Return the slots that have changed after the change of this number."""
+        return np.flatnonzero(self.changed > change)
 
     def columns_of(self, slots: Ints) -> tuple[Ints, Ints]:
         """Return the columns of these slots, and where among them those of each slot start."""
@@ -196,12 +208,18 @@ class NodeColumns(CardColumns):
         usage[WHOLE] += request.whole
         usage[FREE_MEMORY:] = _free(cards, usage)
         self.usage[:, columns] = usage
+        self._mark(cards[SLOT])
         if request.cpu_milli or request.host_memory_mib:
             slots = np.flatnonzero(np.bincount(cards[SLOT]))
             self.hosts[CPU_USED, slots] += request.cpu_milli
             self.hosts[HOST_MEMORY_USED, slots] += request.host_memory_mib
 
     # ---- inside ----
+
+    def _mark(self, slots: Ints | int) -> None:
+        """Note that these slots change."""
+        self.last_change += 1
+        self.changed[slots] = self.last_change
 
     def _columns_of_device(self, slot: int, device: DeviceId) -> list[int]:
         node = self.nodes[slot]
@@ -216,6 +234,7 @@ class NodeColumns(CardColumns):
             slot = self.slot(placement.node)
             if slot < 0:
                 continue
+            self._mark(slot)
             for piece in placement.slices:
                 of_device = self._columns_of_device(slot, piece.uuid)
                 columns += of_device
@@ -253,6 +272,7 @@ class PartOfColumns(NodeColumns):
         self.nodes = [whole.nodes[slot] for slot in slots.tolist()]
         self.card_policies, self.links = whole.card_policies, whole.links
         self.most_cards = whole.most_cards
+        self.changed, self.computed = np.zeros(slots.size, np.int64), {}
         self._slots = {node.name: slot for slot, node in enumerate(self.nodes) if node is not None}
 
 
@@ -270,6 +290,7 @@ class Columns(NodeColumns):
         self._vacant: dict[int, list[int]] = {}
         """Slots without a node, by their number of columns."""
         self._columns: dict[DeviceId, tuple[int, ...]] = {}
+        self.computed = {}
         self._width = self.most_cards = 0
         """The number of card columns that slots own."""
         self._arrays: dict[str, Ints | Bools] = {
@@ -278,6 +299,7 @@ class Columns(NodeColumns):
             "hosts": np.zeros((10, 0), np.int64),
             "starts": np.zeros(0, np.int64),
             "sizes": np.zeros(0, np.int64),
+            "changed": np.zeros(0, np.int64),
             **{name: np.zeros(0, np.bool_) for name in _FLAGS},
         }
         self._shared = False
@@ -365,6 +387,7 @@ class Columns(NodeColumns):
         self._unshare()
         slot = self._slots.pop(name)
         columns = self._spans[slot]
+        self._mark(slot)
         self._forget_devices(slot)
         self.nodes[slot] = self._ranks = None
         self.open[columns] = self.exists[columns] = False
@@ -390,6 +413,7 @@ class Columns(NodeColumns):
         cpu, host_memory = view.host_usage(name)
         used = min(cpu, NEVER), min(host_memory, NEVER)
         self.hosts[:MEMORY_SUM, slot] = free_memory, free_compute, *used
+        self._mark(slot)
 
     # ---- inside ----
 
@@ -429,7 +453,7 @@ class Columns(NodeColumns):
             setattr(self, name, array[..., : self._length(name)])
 
     def _length(self, name: str) -> int:
-        return len(self.nodes) if name in ("hosts", "starts", "sizes") else self._width
+        return len(self.nodes) if name in _OF_SLOTS else self._width
 
     def _forget_devices(self, slot: int) -> None:
         node = self.nodes[slot]

@@ -76,7 +76,7 @@ def replay(  # noqa: PLR0913, PLR0917
         KubeScheduler(without_cards, Random(seed)) if without_cards in PROFILES else None
     )
     cluster = _VirtualCluster(nodes, TargetPolicy(policy, target), kube_scheduler)
-    requested = 0
+    requested, parts = 0, trace.parts
     sums, counts = Counter[int](), Counter[int]()
     fragmentation = dict[int, float]()
     first_refusal = None
@@ -86,10 +86,10 @@ def replay(  # noqa: PLR0913, PLR0917
         for pod in sorted(present, key=lambda pod: pod.parts, reverse=True):
             cluster.place(pod)
         if cluster.refused and first_refusal is None:
-            first_refusal = 100 * requested / trace.parts
-        load = round(100 * requested / trace.parts)
+            first_refusal = 100 * requested / parts
+        load = round(100 * requested / parts)
         sums[load] += cluster.allocated
-        counts[load] += trace.parts
+        counts[load] += parts
         if load not in fragmentation:
             fragmentation[load] = 100 * target.fragments.share(cluster.columns)
         if number % 100 == 0:

@@ -11,10 +11,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fenka.core.columns import CLASS, SLOT, Ints, NodeColumns
+from fenka.core.columns import CLASS, AnyInts, Ints, NodeColumns
 from fenka.core.policies import levels
 from fenka.core.policies.candidates import FULL
-from fenka.core.policies.node_scores import NodeScores, column_levels, host_cpu
+from fenka.core.policies.node_scores import (
+    KnownScores,
+    NodeScores,
+    ScoredPart,
+    first_of_equal,
+    slot_states,
+)
 from fenka.core.policies.workload import Workload
 from fenka.core.request import CardClass, Request
 
@@ -33,9 +39,9 @@ class _Usable(NamedTuple):
         all_free: what is free of all cards.
     """
 
-    cards: Ints
-    free: Ints
-    all_free: Ints
+    cards: AnyInts
+    free: AnyInts
+    all_free: AnyInts
 
 
 class Fragments:
@@ -46,13 +52,14 @@ class Fragments:
         self.weights = np.array([typical.weight for typical in workload], np.int64)
         self.cards = np.array([request.cards for request in self.requests], np.int64)
         self.cpu = np.array([request.cpu_milli for request in self.requests], np.int64)
-        self.total = max(int(self.weights.sum()), 1)
+        self._all = int(self.weights.sum())
+        self.total, self._exact = max(self._all, 1), self.weights.astype(np.float64)
         self._rows = list(
             zip(self.weights.tolist(), self.cards.tolist(), self.cpu.tolist(), strict=True)
         )
         self._needs: dict[CardClass, tuple[int, ...]] = {}
         self._known: dict[tuple[int, tuple[tuple[CardClass, int], ...]], int] = {}
-        self._scores: dict[Request, dict[int, int]] = {}
+        self._scores: dict[Request, KnownScores] = {}
 
     def needs(self, card_class: CardClass) -> tuple[int, ...]:
         """Return what each typical request takes of a card of this class."""
@@ -90,53 +97,104 @@ class Fragments:
 
     def node_scores(self, on: NodeScores) -> Ints:
         """Return the score of the best card of each slot."""
-        return on.by_state(self._scores, lambda slots: self._slot_scores(on.part(slots)))
+        return on.by_state(self._scores, lambda slots: self._slot_scores(on, slots))
 
-    def _slot_scores(self, on: NodeScores) -> Ints:
-        columns, starts = on.columns, on.columns.starts
-        of_slot, classes = columns.cards[SLOT], columns.cards[CLASS]
-        needs = np.array([self.needs(card_class) for card_class in columns.classes])[classes]
-        before, after = self._usable(on.levels, needs), self._usable(on.left(), needs)
-        cpu_after = np.maximum(on.cpu - on.request.cpu_milli, 0)
-        nodes = _Usable(*(np.add.reduceat(amounts, starts) for amounts in before))
-        was = self._sum(nodes, on.cpu)
-        if not on.request.of_one_card:
-            left = _Usable(*(np.add.reduceat(amounts, starts) for amounts in after))
-            return self._rounded(was - self._sum(left, cpu_after))
-        # Only the card itself changes.
-        rows = zip(nodes, before, after, strict=True)
-        left = _Usable(*(of_node[of_slot] + new - old for of_node, old, new in rows))
-        gained = was[of_slot] - self._sum(left, cpu_after[of_slot])
-        scores = np.where(on.card_fits, self._rounded(gained), -1)
-        best: Ints = np.maximum.reduceat(scores, starts)
+    def _slot_scores(self, on: NodeScores, slots: Ints) -> Ints:
+        part = ScoredPart(on, slots)
+        nodes, was = self.of_slots(on.columns, slots)
+        needs = self._class_needs(on.columns)[part.classes]
+        if not part.request.of_one_card:
+            left = self._of_nodes(part.after, needs, part.starts)
+            return self._rounded(was - self._sum(left, part.cpu_after))
+        # Only the card itself changes, and equal cards of a node leave the same.
+        cards = np.flatnonzero(part.fits)
+        rows = np.array((part.of_slot[cards], part.classes[cards], part.before[cards]))
+        cards = cards[first_of_equal(rows)]
+        of_slot, needs = part.of_slot[cards], needs[cards]
+        old = self._usable(part.before[cards], needs)
+        new = self._usable(part.after[cards], needs)
+        changes = zip(nodes, old, new, strict=True)
+        left = _Usable(*(of_node[of_slot] + more - less for of_node, less, more in changes))
+        gained = was[of_slot] - self._sum(left, part.cpu_after[of_slot])
+        starts = np.flatnonzero(first_of_equal(of_slot[None]))
+        best: Ints = np.maximum.reduceat(self._rounded(gained), starts)
         return best
+
+    def of_slots(self, columns: NodeColumns, slots: Ints) -> tuple["_Usable", Ints]:
+        """Return what these slots have free, and their fragments."""
+        known: _SlotFragments | None = columns.computed.get("fragments")
+        if known is None or known.of is not self or known.sums.size != columns.starts.size:
+            known = columns.computed["fragments"] = _SlotFragments(self, columns)
+        known.follow(columns)
+        return _Usable(*(amounts[slots] for amounts in known.usable)), known.sums[slots]
+
+    def _class_needs(self, columns: NodeColumns) -> Ints:
+        """Return what each typical request takes of cards, a row for each class."""
+        return np.array([self.needs(card_class) for card_class in columns.classes], np.int32)
+
+    def of_nodes(self, columns: NodeColumns, slots: Ints) -> tuple["_Usable", Ints]:
+        """Compute what these slots have free, and their fragments."""
+        cards, starts = columns.columns_of(slots)
+        states, needs = slot_states(columns), self._class_needs(columns)
+        usable = self._of_nodes(states.levels[cards], needs[columns.cards[CLASS, cards]], starts)
+        return usable, self._sum(usable, states.cpu[slots])
+
+    def _of_nodes(self, free: Ints, needs: Ints, starts: Ints) -> "_Usable":
+        """Return the sums over the cards of each node."""
+        usable = self._usable(free, needs)
+        return _Usable(*(np.add.reduceat(amounts, starts) for amounts in usable))
 
     def share(self, columns: NodeColumns) -> float:
         """Return the part of all free capacity that typical requests cannot use; 0 if nothing is free."""
-        free = column_levels(columns)
+        free = slot_states(columns).levels
         if not free.any() or not self.requests:
             return 0.0
-        needs = np.array([self.needs(card_class) for card_class in columns.classes])
-        usable = self._usable(free, needs[columns.cards[CLASS]])
-        nodes = _Usable(*(np.add.reduceat(amounts, columns.starts) for amounts in usable))
-        fragment = int(self._sum(nodes, host_cpu(columns)).sum())
+        _, fragments = self.of_slots(columns, np.arange(columns.starts.size))
+        fragment = int(fragments.sum())
         return fragment / self.total / int(free.sum())
 
     @staticmethod
     def _usable(free: Ints, needs: Ints) -> "_Usable":
-        usable = (free[:, None] >= needs).astype(np.int64)
+        free = free.astype(np.int32)
+        usable = (free[:, None] >= needs).astype(np.int32)
         return _Usable(usable, usable * free[:, None], free)
 
     def _sum(self, nodes: "_Usable", cpu: Ints) -> Ints:
         """Return the fragments of nodes with this free CPU."""
         runs = (self.cards > 0) & (nodes.cards >= self.cards) & (cpu[:, None] >= self.cpu)
-        sums: Ints = (nodes.all_free[:, None] - np.where(runs, nodes.free, 0)) @ self.weights
+        # Sums of numbers below 2**53 are exact, and faster than those of integers.
+        used = (runs * nodes.free).astype(np.float64) @ self._exact
+        sums: Ints = nodes.all_free * np.int64(self._all) - used.astype(np.int64)
         return sums
 
     def _rounded(self, gained: Ints) -> Ints:
         scores = 100 / (1 + np.exp(-gained / self.total / FULL))
         rounded: Ints = scores.astype(np.int64)
         return rounded
+
+
+class _SlotFragments:
+    """The free capacity of all slots that typical requests can use, and their fragments.
+
+    Attributes:
+        of: the workload's.
+        usable: of each slot.
+        sums: the fragments.
+    """
+
+    def __init__(self, of: Fragments, columns: NodeColumns) -> None:
+        self.of, self._last_change = of, columns.last_change
+        self.usable, self.sums = of.of_nodes(columns, np.arange(columns.starts.size))
+
+    def follow(self, columns: NodeColumns) -> None:
+        """Bring those of the slots up to date that have changed."""
+        if columns.last_change == self._last_change:
+            return
+        slots = columns.changed_since(self._last_change)
+        self._last_change = columns.last_change
+        usable, self.sums[slots] = self.of.of_nodes(columns, slots)
+        for amounts, new in zip(self.usable, usable, strict=True):
+            amounts[slots] = new
 
 
 def column_keys(on: NodeScores) -> tuple[Ints, ...]:

@@ -11,8 +11,8 @@ Prices are corrected by steps towards the dual optimum. Sets of requests are cho
 softmax), which makes values smooth: parts that many sets fill are worth more than parts that one set fills.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,13 @@ import numpy.typing as npt
 from fenka.core.columns import CLASS, SLOT, Ints, NodeColumns
 from fenka.core.policies import levels
 from fenka.core.policies.candidates import FULL
-from fenka.core.policies.node_scores import NodeScores, column_levels, host_cpu
+from fenka.core.policies.node_scores import (
+    KnownScores,
+    NodeScores,
+    ScoredPart,
+    first_of_equal,
+    slot_states,
+)
 from fenka.core.policies.target_scores import RANK_CARD, RANK_CPU, SCALE
 from fenka.core.policies.workload import Workload
 from fenka.core.request import CardClass, Request
@@ -43,11 +49,44 @@ CAUTION = 0.9
 """The first prices, compared with what a request takes."""
 
 
-class _Singles(NamedTuple):
-    """Requests for a part of one card, or for one card. parts: by class and request; PARTS + 1 for never."""
+@dataclass(frozen=True)
+class _Shapes:
+    """The parts that requests for a part of one card take, once for all classes on which they take the same.
 
-    parts: Ints
-    valid: npt.NDArray[np.bool_]
+    Attributes:
+        requests: these requests, by number.
+        of_class: the shape of each class.
+        sizes: the parts that some request takes on some shape, ascending, then PARTS + 1 for never.
+        size_of: by shape and request: the place of what the request takes in `sizes`.
+        has_size: 1 by shape, size and request, if the request takes that on that shape; otherwise 0.
+    """
+
+    requests: Ints
+    of_class: Ints
+    sizes: Ints
+    size_of: Ints
+    has_size: Floats
+
+    @classmethod
+    def of(cls, taken: Ints, together: Ints) -> "_Shapes":
+        """Return those of these classes. taken, together: as `BidPrices` has them."""
+        requests = np.flatnonzero(together == 1)
+        of_requests = np.clip(taken[:, requests], 1, PARTS + 1)
+        shapes, of_class = np.unique(of_requests, axis=0, return_inverse=True)
+        sizes = np.unique(np.append(shapes, PARTS + 1))
+        size_of = np.searchsorted(sizes, shapes)
+        has_size = (size_of[:, None] == np.arange(sizes.size)[:, None]).astype(float)
+        return cls(requests, of_class.reshape(-1), sizes, size_of, has_size)
+
+    def blocks(self) -> Iterator[Ints]:
+        """Yield the parts from 1 to PARTS in blocks, of which none depends on another one of its block."""
+        step = int(self.sizes[0])
+        for first in range(1, PARTS + 1, step):
+            yield np.arange(first, min(first + step, PARTS + 1))
+
+    def zeros(self) -> Floats:
+        """Return zeros by part, shape and CPU price. Parts beyond PARTS, and below 0, stand for none."""
+        return np.zeros((2 * (PARTS + 1), len(self.size_of), CPU_PRICES.size))
 
 
 class BidPrices:
@@ -79,9 +118,10 @@ class BidPrices:
         """The most that a request can be worth."""
         self.host_prices: Floats = np.zeros(len(requests))
         self._priced = False
-        self._probabilities: list[Floats] = []
+        self._shapes = _Shapes.of(self._taken, self._together)
+        self._ways = self._weights = self._of_sizes = np.zeros((0, 0, CPU_PRICES.size))
         self.version = 0
-        self._known: tuple[int, dict[Request, dict[int, int]]] = (0, {})
+        self._known: tuple[int, dict[Request, KnownScores]] = (0, {})
         """The losses of nodes, by request and state of the node, with the version of the prices."""
         self._show(np.zeros((0, PARTS + 1, CPU_PRICES.size)), np.zeros((0, 1, CPU_PRICES.size)))
 
@@ -119,17 +159,17 @@ class BidPrices:
         if not self.workload or not columns.classes:
             return
         if self._learn_classes(columns):
-            self._value(columns)
-        free = column_levels(columns)
+            self.revalue(columns)
+        free = slot_states(columns).levels
         demand = self._demand(free)
         for _ in range(steps):
             early = self._steps < FIRST_STEPS
             step = FIRST_STEP / (1 + self._steps / DECAY) if early else STEP
-            supply = self._supply(columns, free)
+            supply = self.supply(columns)
             missing = (demand - supply) / (demand + supply + 1e-3)
             change = step * self._worth * missing
             self.host_prices = np.clip(self.host_prices + change, 0, self._worth)
-            self._value(columns)
+            self.revalue(columns)
             self._steps += 1
 
     def _learn_classes(self, columns: NodeColumns) -> bool:
@@ -145,6 +185,7 @@ class BidPrices:
             np.int64,
         )
         self._taken = -(-needs // UNIT)
+        self._shapes = _Shapes.of(self._taken, self._together)
         never = needs >= levels.UNUSABLE
         smallest = np.where(never, levels.UNUSABLE, needs).min(axis=0)
         self._worth = np.where(never.all(axis=0), 0, smallest * self._together).astype(float)
@@ -164,26 +205,29 @@ class BidPrices:
         demand: Floats = self._often * (DEMAND * float(free.sum()) / max(of_one, 1e-9))
         return demand
 
-    def _value(self, columns: NodeColumns) -> None:
-        """Compute the values of all parts of cards, with the probabilities of what fills them first."""
-        classes, count = len(self.classes), len(self.workload)
+    def revalue(self, columns: NodeColumns) -> None:
+        """Compute the values of all parts of cards.
+
+        The value of a part is SMOOTH times the logarithm of a sum over all orders in which requests can fill
+        it, of exp(gain / SMOOTH). The sum of a part follows from those of what each request leaves of it.
+        """
         gain = self.host_prices[:, None] - self._cpu[:, None] * (CPU_PRICES / SCALE)
-        single = (self._together == 1)[None, :, None] & (gain > 0)[None]
-        values = np.zeros((classes, PARTS + 1, CPU_PRICES.size))
-        rows = np.arange(classes)[:, None]
-        self._probabilities = [np.zeros((classes, count, CPU_PRICES.size))]
-        gains = np.where(single, gain[None] / SMOOTH, -np.inf)
-        for part in range(1, PARTS + 1):
-            rest = part - self._taken
-            fits = (rest >= 0)[:, :, None]
-            sums = np.where(fits, gains + values[rows, np.maximum(rest, 0)], -np.inf)
+        shapes = self._shapes
+        # No request is worth more than it takes, so sums that are scaled by this stay within range.
+        growth = UNIT / SMOOTH + np.log1p(shapes.requests.size) / 2
+        scale = np.exp(-growth * shapes.sizes)[:, None]
+        weights = np.where(gain > 0, np.exp(gain / SMOOTH), 0)[shapes.requests]
+        self._weights = weights * scale[shapes.size_of]
+        of_sizes = self._of_sizes = (shapes.has_size @ weights * scale).swapaxes(0, 1)
+        empty = np.exp(-growth * np.arange(PARTS + 1))[:, None, None]
+        ways = self._ways = shapes.zeros()
+        ways[0] = 1
+        for parts in shapes.blocks():
             # To leave the part empty is one of the choices.
-            most = np.maximum(sums.max(axis=1), 0)
-            weights = np.exp(sums - most[:, None])
-            total = weights.sum(axis=1) + np.exp(-most)
-            values[:, part] = most + np.log(total)
-            self._probabilities.append(weights / total[:, None])
-        values *= SMOOTH
+            filled = (of_sizes * ways[parts[:, None] - shapes.sizes]).sum(axis=1)
+            ways[parts] = filled + empty[parts]
+        logarithms = np.log(ways[: PARTS + 1]) + growth * np.arange(PARTS + 1)[:, None, None]
+        values = SMOOTH * logarithms.swapaxes(0, 1)[shapes.of_class]
         self._show(values, self._value_together(values, gain, columns.most_cards))
 
     def _value_together(self, values: Floats, gain: Floats, most_cards: int) -> Floats:
@@ -205,12 +249,13 @@ class BidPrices:
         more: Floats = best - np.arange(most_cards + 1)[None, :, None] * values[:, PARTS][:, None]
         return more
 
-    def _supply(self, columns: NodeColumns, free: Ints) -> Floats:
+    def supply(self, columns: NodeColumns) -> Floats:
         """Return how many requests of each kind what is free would host at these prices."""
-        prices, count = CPU_PRICES.size, len(self.workload)
-        rows = self.rows(columns)
+        free, prices, count = slot_states(columns).levels, CPU_PRICES.size, len(self.workload)
+        rows = self._rows_of_classes(columns)[columns.cards[CLASS]]
         parts = free // UNIT
-        of_node = self.node_sums(columns, rows, parts).argmin(axis=1)
+        sums, _ = self.of_slots(columns, np.arange(columns.starts.size))
+        of_node = sums.argmin(axis=1)
         of_card = of_node[columns.cards[SLOT]]
         idle_cards = (free == FULL) & (rows >= 0)
         used = (rows >= 0) & (parts > 0) & ~idle_cards
@@ -231,35 +276,58 @@ class BidPrices:
                 hosted = np.where(first == request, sets[:, number], 0)
                 supply[request] += hosted.sum()
                 sets[:, number - int(self._together[request])] += hosted
-        base = np.arange(len(self.classes))[:, None, None] * (PARTS + 1)
-        numbers = np.arange(prices)[None, None, :]
-        size = flow.size
-        for part in range(PARTS, 0, -1):
-            if not flow[:, part].any():
-                continue
-            hosted = self._probabilities[part] * flow[:, part][:, None]
-            supply += hosted.sum(axis=(0, 2))
-            rest = np.maximum(part - self._taken, 0)[:, :, None]
-            places = (base + rest) * prices + numbers
-            flow += np.bincount(places.ravel(), hosted.ravel(), size).reshape(shape)
+        supply[self._shapes.requests] += self._filled(flow)
         return supply
 
-    def rows(self, columns: NodeColumns) -> Ints:
-        """Return the row in `values` of each card, -1 for an unknown class."""
+    def _filled(self, flow: Floats) -> Floats:
+        """Return how often each request for a part of one card is expected to fill these parts.
+
+        flow: the number of these parts, by class, part and CPU price.
+        """
+        shapes, ways = self._shapes, self._ways
+        # A request fills a part with probability weight * ways[rest] / ways[part]; the rest is filled then.
+        left, parts = shapes.zeros(), np.arange(PARTS + 1)
+        np.add.at(left[: PARTS + 1].swapaxes(0, 1), shapes.of_class, flow)
+        left[: PARTS + 1] /= ways[: PARTS + 1]
+        for block in reversed(list(shapes.blocks())):
+            larger = left[block[:, None] + shapes.sizes]
+            left[block] += (self._of_sizes * larger).sum(axis=1)
+        rests = ways[parts[1:, None] - shapes.sizes]
+        of_sizes = (rests * left[1 : PARTS + 1, None]).sum(axis=0)
+        hosted = of_sizes[shapes.size_of, np.arange(len(shapes.size_of))[:, None]] * self._weights
+        filled: Floats = hosted.sum(axis=(0, 2))
+        return filled
+
+    def _rows_of_classes(self, columns: NodeColumns) -> Ints:
+        """Return the row in `values` of each class, -1 for an unknown one."""
         known = [self.classes.get(card_class, -1) for card_class in columns.classes] or [-1]
-        found: Ints = np.array(known, np.int64)[columns.cards[CLASS]]
-        return found
+        return np.array(known, np.int64)
 
     # ---- the columnar twin ----
 
-    def node_sums(self, columns: NodeColumns, rows: Ints, parts: Ints) -> Ints:
-        """Return the value of each slot's node at each CPU price. parts: the free part of each card."""
-        of_cards = np.where((rows >= 0)[:, None], self.values[rows, parts], 0)
-        idle = np.add.reduceat((parts == PARTS) & (rows >= 0), columns.starts, dtype=np.int64)
-        together = self.more[rows[columns.starts], np.minimum(idle, self._idle - 1)]
-        cpu = host_cpu(columns)[:, None] * CPU_PRICES
-        sums: Ints = np.add.reduceat(of_cards, columns.starts) + cpu + together
-        return sums
+    def of_nodes(self, columns: NodeColumns, slots: Ints) -> tuple[Ints, Ints]:
+        """Compute the value of these slots' nodes at each CPU price, and the number of their idle cards."""
+        cards, starts = columns.columns_of(slots)
+        states = slot_states(columns)
+        rows = self._rows_of_classes(columns)[columns.cards[CLASS, cards]]
+        sums, idle = self._sums(rows, states.levels[cards] // UNIT, starts)
+        sums += states.cpu[slots][:, None] * CPU_PRICES
+        return sums, idle
+
+    def _sums(self, rows: Ints, parts: Ints, starts: Ints) -> tuple[Ints, Ints]:
+        """Return the value of the cards of each node, and the number of those that are idle.
+
+        Args:
+            rows: in `values`, of each card.
+            parts: what is free of each card.
+            starts: the first card of each node.
+        """
+        of_cards = self.values[rows, parts]
+        of_cards[rows < 0] = 0
+        idle = np.add.reduceat((parts == PARTS) & (rows >= 0), starts, dtype=np.int64)
+        sums: Ints = np.add.reduceat(of_cards, starts)
+        sums += self.more[rows[starts], np.minimum(idle, self._idle - 1)]
+        return sums, idle
 
     def losses(self, on: NodeScores) -> Ints:
         """Return how much value each slot's node loses with the best card, in thousandths of a card."""
@@ -268,37 +336,74 @@ class BidPrices:
         return on.by_state(self._known[1], lambda slots: self._losses(on, slots))
 
     def _losses(self, on: NodeScores, slots: Ints) -> Ints:
-        part = on.part(slots)
-        columns, request = part.columns, on.request
-        rows, before = self.rows(columns), part.levels
-        sums = self.node_sums(columns, rows, before // UNIT)
-        after = part.left()
-        cpu = host_cpu(columns)
-        cpu_lost = (cpu - np.maximum(cpu - request.cpu_milli, 0))[:, None] * CPU_PRICES
-        if not request.of_one_card:
-            sums_after = self.node_sums(columns, rows, after // UNIT) - cpu_lost
+        part, columns = ScoredPart(on, slots), on.columns
+        of_class = self._rows_of_classes(columns)
+        rows, before, after = of_class[part.classes], part.before, part.after
+        sums, idle = self.of_slots(columns, slots)
+        cpu_lost = (part.cpu - part.cpu_after)[:, None] * CPU_PRICES
+        first = rows[part.starts]
+        if not part.request.of_one_card:
+            sums_after, _ = self._sums(rows, after // UNIT, part.starts)
+            sums_after += part.cpu_after[:, None] * CPU_PRICES
             return self._rounded(sums.min(axis=1) - sums_after.min(axis=1))
-        of_card = columns.cards[SLOT]
-        known = (rows >= 0)[:, None]
-        change = np.where(
-            known, self.values[rows, after // UNIT] - self.values[rows, before // UNIT], 0
-        )
-        was_idle = (before == FULL) & (rows >= 0)
-        idle = np.add.reduceat(was_idle, columns.starts, dtype=np.int64)[of_card]
-        idle_after = idle - (was_idle & (after < FULL))
-        first = rows[columns.starts][of_card]
-        change += self.more[first, np.minimum(idle_after, self._idle - 1)]
-        change -= self.more[first, np.minimum(idle, self._idle - 1)]
-        best = (sums - cpu_lost)[of_card] + change
-        lost = self._rounded(sums.min(axis=1)[of_card] - best.min(axis=1))
-        lost = np.where(part.card_fits, lost, np.iinfo(np.int64).max)
-        least: Ints = np.minimum.reduceat(lost, columns.starts)
+        # Equal cards of a node lose the same.
+        cards = np.flatnonzero(part.fits)
+        of_slot = part.of_slot[cards]
+        states = np.array((of_slot, part.classes[cards], before[cards]))
+        different = first_of_equal(states)
+        cards, of_slot = cards[different], of_slot[different]
+        rows, before, after = rows[cards], before[cards], after[cards]
+        best = (sums - cpu_lost)[of_slot]
+        known = rows >= 0
+        change = self.values[rows, after // UNIT]
+        change -= self.values[rows, before // UNIT]
+        change[~known] = 0
+        best += change
+        most, first, idle = self._idle - 1, first[of_slot], idle[of_slot]
+        idle_after = idle - ((before == FULL) & known & (after < FULL))
+        fewer = np.flatnonzero(idle_after < idle)
+        more = self.more[first[fewer], np.minimum(idle_after[fewer], most)]
+        best[fewer] += more - self.more[first[fewer], np.minimum(idle[fewer], most)]
+        lost = self._rounded(sums.min(axis=1)[of_slot] - best.min(axis=1))
+        starts = np.flatnonzero(first_of_equal(of_slot[None]))
+        least: Ints = np.minimum.reduceat(lost, starts)
         return least
+
+    def of_slots(self, columns: NodeColumns, slots: Ints) -> tuple[Ints, Ints]:
+        """Return the value of these slots' nodes at each CPU price, and the number of their idle cards."""
+        known: _SlotValues | None = columns.computed.get("prices")
+        size = columns.starts.size
+        if known is None or known.of != (self, self.version) or len(known.sums) != size:
+            known = columns.computed["prices"] = _SlotValues(self, columns)
+        known.follow(columns)
+        return known.sums[slots], known.idle[slots]
 
     @staticmethod
     def _rounded(lost: Ints) -> Ints:
         rounded: Ints = (lost + SCALE // 2) // SCALE
         return rounded
+
+
+class _SlotValues:
+    """The values of all slots.
+
+    Attributes:
+        of: the prices, with their version.
+        sums: the value of each slot's node at each CPU price.
+        idle: the number of its idle cards.
+    """
+
+    def __init__(self, prices: BidPrices, columns: NodeColumns) -> None:
+        self.of, self._last_change = (prices, prices.version), columns.last_change
+        self.sums, self.idle = prices.of_nodes(columns, np.arange(columns.starts.size))
+
+    def follow(self, columns: NodeColumns) -> None:
+        """Bring those of the slots up to date that have changed."""
+        if columns.last_change == self._last_change:
+            return
+        slots = columns.changed_since(self._last_change)
+        self._last_change = columns.last_change
+        self.sums[slots], self.idle[slots] = self.of[0].of_nodes(columns, slots)
 
 
 def column_keys(on: NodeScores) -> tuple[Ints | Floats, ...]:

@@ -158,6 +158,11 @@ class PodmanMachine:
         """Run a container to its end."""
         return self.run(*self._podman(user), "run", "--rm", "-i", *words, user=user)
 
+    def remove_containers(self) -> None:
+        """Remove root's containers, and wait until no lease is left."""
+        self.podman("rm", "-fa", "-t", "0")
+        eventually(lambda: not self.run("ls", "/run/fenka/leases").stdout)
+
     def _podman(self, user: int) -> tuple[str, ...]:
         # Users may not mount overlays everywhere.
         storage = ("--storage-driver", "vfs") if user else ()

@@ -56,8 +56,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodmanMachine]:
 @pytest.fixture(autouse=True)
 def _remove_containers(podman: PodmanMachine) -> Iterator[None]:
     yield
-    podman.podman("rm", "-fa", "-t", "0")
-    eventually(lambda: not podman.run("ls", "/run/fenka/leases").stdout)
+    podman.remove_containers()
 
 
 def write(podman: PodmanMachine, text: str, file: Path = FILE) -> None:

@@ -37,8 +37,7 @@ def podman(request: pytest.FixtureRequest, archive: Path) -> Iterator[PodmanMach
 @pytest.fixture(autouse=True)
 def _remove_containers(podman: PodmanMachine) -> Iterator[None]:
     yield
-    podman.podman("rm", "-fa", "-t", "0")
-    eventually(lambda: not podman.run("ls", "/run/fenka/leases").stdout)
+    podman.remove_containers()
 
 
 @pytest.mark.parametrize(

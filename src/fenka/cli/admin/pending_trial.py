@@ -94,7 +94,9 @@ def simulate(
 def _answer(
     target: ClusterTarget, options: WhatIfOptions, added: Mapping[str, int], policy: str | None
 ) -> tuple[PlanningCase, NodePlan, float]:
-    limit, solver = seconds_of("--time-limit", options.time_limit), available_solver(print_error)
+    limit = seconds_of("--time-limit", options.time_limit)
+    # A policy needs none, and its library takes long to import.
+    solver = available_solver(print_error) if policy is None else None
     if options.case is not None:
         from fenka.core.nodes.by_policy import PolicyQueue, place_by_policy
 

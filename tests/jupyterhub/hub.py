@@ -145,13 +145,13 @@ class Hub:
     def stop(self, user: str) -> None:
         """Stop a user's server, if there is one, and wait for it."""
         self.api(user, "DELETE")
-        wait_until(
-            lambda: (
-                not json.loads(self.ask(user, f"/hub/api/users/{quote(user)}")["text"]).get(
-                    "servers"
-                )
-            )
-        )
+        wait_until(lambda: not self.servers(user))
+
+    def servers(self, user: str) -> dict[str, Any]:
+        """Return the servers of a user that the hub takes for running, by name."""
+        said = json.loads(self.ask(user, f"/hub/api/users/{quote(user)}")["text"])
+        servers: dict[str, Any] = said.get("servers", {})
+        return servers
 
     def jobs(self, user: str) -> list[dict[str, Any]]:
         """Return the jobs of a user."""

@@ -174,6 +174,7 @@ def test_slice_is_free_when_a_server_was_killed(hub: Hub) -> None:
             assert [job["name"] for job in hub.jobs("ada")] == ["jupyter-ada"]
             hub.start()
         wait_until(lambda: not hub.jobs("ada"))
+        wait_until(lambda: not hub.servers("ada"))  # the hub asks once a second
         # It may be a zombie, since nobody reaps it here.
         hub.machine.run(f"! grep -qs '^State:.[^ZX]' /proc/{left}/status")
 

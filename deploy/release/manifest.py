@@ -73,7 +73,8 @@ def write_checksums(release: Release) -> list[Path]:
     """Write SHA256SUMS of all files, and sign it with the keys that the environment names.
 
     FENKA_MINISIGN_KEY is the path of a secret key of minisign. FENKA_COSIGN_KEY is a key as cosign takes it:
-    a path, `env://NAME` or the address of a key service. Without them nothing is signed. Raises ReleaseError.
+    a path, `env://NAME` or the address of a key service. FENKA_COSIGN_CONFIG is the path of a signing
+    configuration, which names the transparency log. Without a key nothing is signed. Raises ReleaseError.
     """
     sums = release.into / CHECKSUMS
     for old in (release.into / f"{CHECKSUMS}{ending}" for ending in SIGNATURES):
@@ -92,7 +93,9 @@ def write_checksums(release: Release) -> list[Path]:
         release.run("minisign", "-S", "-s", key, "-t", comment, "-x", minisig, "-m", sums, data=b"")
         signed.append(minisig)
     if key := os.environ.get("FENKA_COSIGN_KEY"):
-        release.run("cosign", "sign-blob", "--yes", "--key", key, "--bundle", bundle, sums)
+        chosen = os.environ.get("FENKA_COSIGN_CONFIG")
+        config = ["--signing-config", chosen] if chosen else []
+        release.run("cosign", "sign-blob", "--yes", "--key", key, *config, "--bundle", bundle, sums)
         signed.append(bundle)
     return [sums, *signed]
 

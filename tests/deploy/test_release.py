@@ -332,6 +332,30 @@ def test_checksums_cover_all_files_and_are_signed_when_a_key_is_given(
     assert subprocess.run(verify, check=False, capture_output=True).returncode != 0
 
 
+@pytest.mark.skipif(not shutil.which("cosign"), reason="cosign is not installed")
+def test_checksums_are_signed_with_cosign_without_a_transparency_log(
+    release: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its usual configuration comes from the network, as does the log."""
+    monkeypatch.setenv("COSIGN_PASSWORD", "of the key")
+
+    def cosign(*words: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            ["cosign", *words], check=False, capture_output=True, cwd=release.work
+        )
+
+    cosign("generate-key-pair")
+    config = release.work / "signing.json"
+    config.write_bytes(cosign("signing-config", "create").stdout)
+    monkeypatch.setenv("FENKA_COSIGN_KEY", str(release.work / "cosign.key"))
+    monkeypatch.setenv("FENKA_COSIGN_CONFIG", str(config))
+    sums, bundle = manifest.write_checksums(release)
+    verify = ["verify-blob", "--insecure-ignore-tlog", "--key", "cosign.pub", "--bundle"]
+    assert cosign(*verify, str(bundle), str(sums)).returncode == 0
+    sums.write_text("changed")
+    assert cosign(*verify, str(bundle), str(sums)).returncode != 0
+
+
 def test_missing_key_ends_the_release(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who names a key expects signatures."""
     monkeypatch.setenv("FENKA_MINISIGN_KEY", str(release.work / "absent"))

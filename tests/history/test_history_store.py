@@ -1,8 +1,12 @@
 """The embedded history: resolutions, retention, size, and the ledger over restarts."""
 
+import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fenka.core.metering import DAY_US, SECOND_US, Amounts, Line, LineKind
 from fenka.history.history_store import DETAIL_DAYS, KEEP_S, Batch, HistoryStore
@@ -124,6 +128,52 @@ def test_usage_goes_on_when_another_program_observes(store: HistoryStore) -> Non
     }
     assert {record.holder for record in usage(again) if record.holder.id} == {ANNA, BEN}
     assert sum(record.amounts.card_us for record in usage(again)) == 160 * SECOND_US
+
+
+def test_time_is_charged_once_when_two_programs_observe_at_once(store: HistoryStore) -> None:
+    """The old one goes on for 20 s after the next has begun, and writes last; it may write after the next."""
+    store.write(charged(observed(0, ANNA), observed(60)))
+    store.write(charged(observed(40, BEN, observer="next"), observed(50, observer="next")))
+    assert seconds(store) == {"j1": 17.141720, "idle": pytest.approx(60 - 17.141720)}
+    store.write(charged(observed(40, BEN, observer="next"), observed(70, observer="next")))
+    assert seconds(store)["unobserved"] == 70 - 60
+    store.write(charged(observed(0, ANNA), observed(75)))
+    assert seconds(store)["unobserved"] == 75 - 60
+    store.write(charged(observed(40, BEN, observer="next"), observed(90, observer="next")))
+    assert seconds(store) == {
+        "j1": 17.141720,
+        "idle": pytest.approx(60 - 17.141720),
+        "unobserved": 90 - 60,
+    }
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 9)), min_size=1, max_size=20),
+    st.lists(st.integers(0, 30), min_size=2, max_size=2),
+)
+def test_all_time_is_charged_once_when_several_write_in_any_order(
+    steps: list[tuple[str, int]], begins: list[int]
+) -> None:
+    """Each observes from its beginning on, and charges what was since it has written last."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(HistoryStore(Path(folder) / "history.db", 200 * MIB)) as store,
+    ):
+        first = {
+            name: observed(at, ANNA, observer=name)
+            for name, at in zip("ABC", [0, *begins], strict=True)
+        }
+        until, now, written = dict(first), 0, list[int]()
+        for name, passed in steps:
+            now += passed
+            if now * SECOND_US < first[name].uptime_us:
+                continue
+            last = observed(now, ANNA, observer=name)
+            store.write(charged(until[name], last)._replace(first=first[name]))
+            until[name] = last
+            written += [first[name].uptime_us, last.uptime_us]
+            charged_us = sum(record.amounts.card_us for record in usage(store))
+            assert charged_us == max(written) - written[0]
 
 
 def test_usage_by_job_is_added_up_when_it_is_old(store: HistoryStore) -> None:

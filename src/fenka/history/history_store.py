@@ -150,15 +150,13 @@ class HistoryStore:
                     for event in batch.events
                 ],
             )
+        usage: Mapping[Line, Amounts] | None = batch.usage
         if batch.first is not None and batch.last is not None:
-            earlier = _last(connection)
-            if earlier is not None and earlier.observer != batch.first.observer:
-                unobserved: UsageLedger = {}
-                add(unobserved, charges(earlier, batch.first))
-                self._charge(connection, unobserved)
-            last = msgspec.json.encode(batch.last._replace(holdings=()))
-            connection.execute("INSERT OR REPLACE INTO meter VALUES(1, ?)", (last,))
-        self._charge(connection, batch.usage)
+            usage = _since(_last(connection), batch.first, batch.last, batch.usage)
+            if usage is not None:
+                last = msgspec.json.encode(batch.last._replace(holdings=()))
+                connection.execute("INSERT OR REPLACE INTO meter VALUES(1, ?)", (last,))
+        self._charge(connection, usage or {})
         return True
 
     def _charge(self, connection: Connection, usage: Mapping[Line, Amounts]) -> None:
@@ -336,6 +334,29 @@ def _last(connection: Connection) -> Observation | None:
         return msgspec.json.decode(row[0], type=Observation) if row else None
     except msgspec.MsgspecError:
         return None
+
+
+def _since(
+    earlier: Observation | None,
+    first: Observation,
+    last: Observation,
+    usage: Mapping[Line, Amounts],
+) -> Mapping[Line, Amounts] | None:
+    """Return what is charged for the time since an earlier observer's; None if that has charged all of it.
+
+    Two observe at once while one replaces the other. Time that one has charged is not charged again, and the
+    rest of that batch is unobserved, since its usage cannot be divided.
+    """
+    if earlier is None or earlier.observer == last.observer:
+        return usage
+    if earlier.boot == first.boot and earlier.uptime_us > first.uptime_us:
+        if earlier.uptime_us >= last.uptime_us:
+            return None
+        first, usage = last, {}
+    since: UsageLedger = {}
+    add(since, usage.items())
+    add(since, charges(earlier, first))
+    return since
 
 
 def _add_usage(connection: Connection, rows: Iterable[Sequence[object]]) -> None:

@@ -249,6 +249,9 @@ KREW = Module("krew", ("tool",), ())
 REGISTRY = Module("registry", ("fenka.io/e2e/registry",), ())
 """A registry of images and charts. Only for oci_registry.py."""
 
+COLLECTOR = Module("collector", ("fenka.io/e2e/collector",), ())
+"""OpenTelemetry's collector. Only for otlp_collector.py."""
+
 
 def cache() -> Path:
     """Return the folder that is kept between runs on this machine."""

@@ -1,7 +1,8 @@
 """Measure what one message of the dashboard costs: of a machine, and of 1,000 nodes on paper.
 
 The baseline is the same message encoded for each of 20 viewers, instead of once for all. Viewers read over
-loopback connections in this process, so their part is in the figures.
+loopback connections in this process, so their part is in the figures. Then the program is run, see
+`program.py`.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.commands import machine
+from bench.dashboard import program
 from fenka.local.machine_board import Surroundings, Viewer, world
 from fenka.views.cluster_board import NodePart, fleet
 from fenka.workstation.protocol import MachineSnapshot
@@ -102,6 +104,14 @@ def main() -> int:
     for name, ms in figures.items():
         print(f"| {name} | {ms:.2f} |")
     print(f"\n8 cards: {len(encode(one)) / 1000:.1f} kB. 8,000 cards: {len(data) / 1000:.1f} kB.")
+    print(
+        "\n| program | start, s of the processor | MiB, 1 viewer | MiB, 20 viewers |\n|---|---|---|---|"
+    )
+    for name, costs in {
+        "8 cards": program.of_machine(),
+        "8,000 cards": program.of_cluster(),
+    }.items():
+        print(f"| {name} | {costs.start_s:.1f} | {costs.one_mib:.0f} | {costs.many_mib:.0f} |")
     parts = "make", "encode", "send to 20 viewers"
     percent = sum(figures[f"8,000 cards: {part}"] for part in parts) / PERIOD_S / 10
     print(f"8,000 cards, 20 viewers: {percent:.1f} % of a core, goal {GOAL_PERCENT:.0f} %.")

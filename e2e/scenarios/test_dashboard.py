@@ -149,10 +149,9 @@ def test_usage_counts_pods_that_ended_before_the_program_was_killed(
     )
     cluster.kubectl("delete", "pod", "trained", "--now")
     before = card_hours(usage_rows(installation, "--by", "job"))["trained"]
-    cluster.kubectl(
-        *("-n", "fenka", "delete", "pod", "-l", "component=dashboard"),
-        *("--force", "--grace-period=0"),
-    )
+    (program,) = cluster.list("pods", "fenka", "app.kubernetes.io/component=dashboard")
+    name = program["metadata"]["name"]
+    cluster.kubectl("-n", "fenka", "delete", "pod", name, "--force", "--grace-period=0")
     wait_until(
         "unobserved time after the program's return",
         lambda: "unobserved" in card_hours(usage_rows(installation, "--by", "team")),

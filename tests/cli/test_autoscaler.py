@@ -2,6 +2,9 @@
 
 import builtins
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,33 @@ def test_plan_prints_the_format_when_json_is_wanted(tmp_path: Path) -> None:
             "why": "0/3 groups help: 3 cards too small (14 units, 15 wanted)",
         }
     ]
+
+
+@pytest.mark.process
+def test_terminal_shows_that_the_planner_works(tmp_path: Path) -> None:
+    """Only there, and on standard error: the plan stays what programs read."""
+    ours, theirs = os.openpty()
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "fenka",
+            "autoscaler",
+            "plan",
+            "--case",
+            written(tmp_path),
+            "-o",
+            "json",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+        check=True,
+    )
+    os.close(theirs)
+    assert "planning" in os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert json.loads(done.stdout)["cost"] == 3
 
 
 def test_plan_is_the_same_when_it_is_made_again(tmp_path: Path) -> None:

@@ -212,11 +212,11 @@ def test_people_have_their_usage_and_cost(serve: Serve, watched: Watched, tmp_pa
     """Of this month and of today; idle time is nobody's, and the file has all lines."""
     page = _open(watched, serve("workstation").entry, "people")
     usage = page.get_by_role("region", name="Usage")
-    expect(usage.get_by_role("row", name="anna")).to_contain_text("155.00")
-    expect(usage.get_by_role("row", name="anna")).to_contain_text("54.25 EUR")
+    expect(usage.get_by_role("row", name="ben")).to_contain_text("155.00")
+    expect(usage.get_by_role("row", name="ben")).to_contain_text("54.25 EUR")
     expect(usage.get_by_role("row", name="idle")).to_contain_text("36.17 EUR")
     page.get_by_role("button", name="today").click()
-    expect(usage.get_by_role("row", name="anna")).to_contain_text("5.50")
+    expect(usage.get_by_role("row", name="ben")).to_contain_text("5.50")
     with page.expect_download() as download:
         page.get_by_role("button", name="Save usage as CSV").click()
     download.value.save_as(tmp_path / "usage.csv")

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -410,8 +411,17 @@ def test_code_is_cloned_to_the_working_directory(station: Workstation, tmp_path:
     commit = git(source, "rev-parse", "main")
     assert station.ok("logs", "--local", "c", "-c", "init-code").splitlines()[-1] == commit
     missing = ("--sync-mode", "git", "--sync-source", str(tmp_path / "nothing"), "--", "true")
-    result = station.fenka("submit", "pytorch", "--local", "--name", "n", *missing)
-    refused(result, 1, "git cannot fetch .*nothing: fatal: .* does not appear to be .*")
+    submit = ("submit", "pytorch", "--local", "--name", "n", *missing)
+    sentence = "git cannot fetch .*nothing: fatal: .* does not appear to be .*"
+    refused(station.fenka(*submit), 1, sentence)
+    # Only a terminal shows that it takes time.
+    shown, terminal = os.openpty()
+    station.fenka(*submit, stderr=terminal, capture_output=False)
+    os.close(terminal)
+    first, second = os.read(shown, 1 << 16).decode().splitlines()
+    os.close(shown)
+    assert first == "fenka: fetching the code of n …"
+    assert re.fullmatch(f"fenka: {sentence}", second)
     assert names(station) == ["c"]
 
 

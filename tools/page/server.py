@@ -130,11 +130,9 @@ class PageServer:
         world, query = self._now(), request.query
         if "program" in query:
             line = next((row for row in world.programs if row.id == query["program"]), None)
-            held = line.held_mib if line else 0
-            return _json(worlds.timeline(world.at, int(query["span"]), True, held, held))
+            return _json(worlds.timeline(world.at, int(query["span"]), line))
         tile = next((card for card in world.cards if card.id == query["card"]), None)
-        total = tile.memory_mib if tile else 81_559
-        return _json(worlds.timeline(world.at, int(query["span"]), False, total * 0.28, total))
+        return _json(worlds.timeline(world.at, int(query["span"]), tile))
 
     async def _sums(self, _: web.Request) -> web.Response:
         return _json(worlds.sums(self._now()))

@@ -509,11 +509,13 @@ def sums(world: World) -> Sums:
         return Sums(problem="nothing is recorded yet")
 
     def lines(hours: float) -> list[UsageLine]:
-        shares = [hours / (number + 2) for number in range(len(world.people))]
-        held = [
-            UsageLine("held", line.user, share, share * 14.7, 0.82, round(share * 0.35, 2))
-            for line, share in zip(world.people, shares, strict=True)
-        ]
+        people = sorted(world.people, key=lambda line: -line.held_mib)
+        held = []
+        for number, line in enumerate(people):
+            share = hours / (number + 2)
+            used = 0.86 - 0.07 * number
+            cost = round(share * 0.35, 2)
+            held.append(UsageLine("held", line.user, share, share * 14.7, used, cost))
         return [
             *held,
             UsageLine("idle", "", hours / 3, 0.0, None, round(hours / 3 * 0.35, 2)),
@@ -524,18 +526,20 @@ def sums(world: World) -> Sums:
     return Sums(lines(310.0), lines(11.0), "EUR", world.at - 40 * 86_400, waits)
 
 
-def timeline(
-    at: float, span_s: int, program: bool, limit_mib: float, total_mib: float
-) -> HistoryAnswer:
-    """Return a history in 240 steps with a gap, for a program or for a card."""
+def timeline(at: float, span_s: int, shown: ProgramLine | CardTile | None) -> HistoryAnswer:
+    """Return a history in 240 steps with a gap, which ends with what a program or a card has now."""
     step = span_s / 240
     start = at - span_s
 
     def series(
-        name: str, unit: str, figure: Callable[[int], float], limit: float | None = None
+        name: str,
+        unit: str,
+        figure: Callable[[int], float],
+        limit: float | None = None,
+        most: float = math.inf,
     ) -> Series:
         mean = [None if 60 <= number < 66 else figure(number) for number in range(240)]
-        most = math.inf if limit is None else limit
+        most = most if limit is None else limit
         highest = [None if value is None else min(most, value * 1.04) for value in mean]
         return Series(
             name, unit, start, step, mean, highest, [] if limit is None else [limit] * 240
@@ -544,33 +548,54 @@ def timeline(
     def wave(number: int) -> float:
         return 0.55 + 0.3 * math.sin(number / 17) + 0.08 * math.sin(number / 2.3)
 
-    def growing(number: int) -> float:
-        return limit_mib * min(0.97, 0.3 + number / 260)
+    def wave_to(last: float) -> Callable[[int], float]:
+        return lambda number: last * wave(number) / wave(239)
 
-    def later(number: int) -> float:
-        return 3344.0 if number > 90 else 0.0
+    def growing_to(last: float) -> Callable[[int], float]:
+        return lambda number: last * min(1.0, 0.3 + number / 260)
 
-    if program:
-        shares = [
-            series("busy", "share", lambda number: 0.4 * min(1.0, wave(number) + 0.2), 0.4),
-            series("throttled", "share", lambda number: max(0.0, wave(number) - 0.7)),
-        ]
-        marks = [
-            (start + 100 * step, "refused: 512 MiB beyond its slice"),
-            (start + 180 * step, "resized from 3 to 4"),
-        ]
-        return HistoryAnswer([series("memory", "MiB", growing, limit_mib), *shares], marks)
+    def from_90(last: float) -> Callable[[int], float]:
+        return lambda number: last if number > 90 else 0.0
+
+    if isinstance(shown, ProgramLine):
+        limit = shown.compute / 100 or None
+        busy = wave_to(shown.busy or 0.0)
+        shares = [series("busy", "share", lambda number: min(limit or 1.0, busy(number)), limit)]
+        if limit:
+            throttled = series("throttled", "share", lambda number: max(0.0, wave(number) - 0.7))
+            shares.append(throttled)
+        memory = growing_to(shown.used_mib or 0)
+        marks = [event for event in _changes(at) if event[0] >= start]
+        return HistoryAnswer([series("memory", "MiB", memory, shown.held_mib), *shares], marks)
+    tile = shown
+    slices = tile.slices[:2] if tile else []
+    parts = [
+        (piece, grows(piece.used_mib or 0))
+        for piece, grows in zip(slices, (growing_to, from_90), strict=False)
+    ]
+    rest = (tile.used_mib or 0) - sum(piece.used_mib or 0 for piece in slices) if tile else 0
+    by_program = [series(piece.name, "MiB", memory, most=piece.held_mib) for piece, memory in parts]
+
+    def memory_of_card(number: int) -> float:
+        return rest + sum(memory(number) for _, memory in parts)
+
     return HistoryAnswer(
         [
-            series("memory", "MiB", lambda number: growing(number) + later(number), total_mib),
-            series("tf-notebook", "MiB", growing),
-            series("tf-notebook-2", "MiB", later),
-            series("busy", "share", wave),
+            series("memory", "MiB", memory_of_card, tile.memory_mib if tile else 81_559),
+            *by_program,
+            series("busy", "share", wave_to((tile.busy if tile else None) or 0.0)),
             series("temperature", "celsius", lambda number: 38 + 14 * wave(number)),
             series("power", "watt", lambda number: 20 + 40 * wave(number), 70.0),
         ],
         [(start + 200 * step, "XID 31: a program accessed memory that is not its own")],
     )
+
+
+def _changes(at: float) -> list[tuple[float, str]]:
+    return [
+        (at - 1500, "refused: 512 MiB beyond its slice"),
+        (at - 900, "resized from 3 to 4"),
+    ]
 
 
 def detail(world: World, program: str) -> ProgramDetail | None:
@@ -588,9 +613,8 @@ def detail(world: World, program: str) -> ProgramDetail | None:
     events = [(line.requested_at, f"asked for {line.asks}")]
     if line.started_at:
         events += [
-            (line.started_at, f"granted {line.held_mib} MiB of {', '.join(line.cards)}"),
-            (world.at - 1500, "refused: 512 MiB beyond its slice"),
-            (world.at - 900, "resized from 3 to 4"),
+            (line.started_at, f"granted {line.held_mib} MiB of card {', '.join(line.cards)}"),
+            *_changes(world.at),
         ]
     mates = [other.id for other in world.programs if line.group and other.group == line.group]
     return ProgramDetail(
@@ -599,7 +623,7 @@ def detail(world: World, program: str) -> ProgramDetail | None:
         explanation,
         events,
         refused=None if row else 1,
-        throttled_s=None if row else 184.0,
+        throttled_s=184.0 if line.compute else None,
         logs=line.own,
         mates=[id_ for id_ in mates if id_ != line.id],
     )

@@ -27,6 +27,12 @@ def print_error(sentence: str) -> None:
     sys.stderr.flush()
 
 
+def print_progress(sentence: str) -> None:
+    """Print one line on stderr if that is a terminal."""
+    if sys.stderr.isatty():
+        print_error(sentence)
+
+
 @contextlib.contextmanager
 def report_errors(show: Callable[[str], None] = print_error) -> Iterator[None]:
     """Show expected exceptions as one line and exit; let bugs through with a traceback."""

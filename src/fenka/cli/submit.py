@@ -8,7 +8,7 @@ import typer
 
 from fenka.cli import workload_options
 from fenka.cli.common_options import NamespaceOption, Target, group, register
-from fenka.cli.error_report import print_error, report_errors
+from fenka.cli.error_report import print_error, print_progress, report_errors
 from fenka.cli.startup import no_collection
 from fenka.cli.workloads.arguments import TYPE_NAMES, report_submission
 from fenka.cli.world import runs_here
@@ -108,7 +108,7 @@ def _submit_here(spec: TrainingSpec, *, follow: bool) -> NoReturn:
     from fenka.local.training_commands import submit
     from fenka.workstation import paths
 
-    submit(paths.current(), spec, print_error, report_errors)
+    submit(paths.current(), spec, print_error, print_progress, report_errors)
     report_submission(spec.name, f"fenka get {spec.name}")
     if not follow:
         sys.exit(0)

@@ -33,6 +33,7 @@ def submit(
     runtime: Runtime,
     spec: TrainingSpec,
     announce: Callable[[str], None],
+    progress: Callable[[str], None],
     report_errors: ErrorReporter,
 ) -> None:
     """Start a training in the background; return when its processes run or are queued.
@@ -43,6 +44,7 @@ def submit(
         runtime: The daemon's runtime directory.
         spec: The training.
         announce: Receives sentences for the user.
+        progress: Receives what a user waits for.
         report_errors: The command's reporter of errors.
 
     Raises:
@@ -57,6 +59,8 @@ def submit(
     workload.announce_ignored(spec, announce)
     directory = runs.create_training_directory(runtime, record)
     try:
+        if spec.sync_source:
+            progress(f"fetching the code of {spec.name} …")
         training_plan.bring(
             spec, credentials, directory, records.log_of(directory, training_plan.LOG)
         )

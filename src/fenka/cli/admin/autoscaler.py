@@ -35,6 +35,9 @@ T = TypeVar("T")
 
 _SECONDS = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,6})?")
 
+PLANNING = "planning …"
+"""Shown on a terminal meanwhile."""
+
 MAX_NAMES = 3
 """Requests to name of those that are left out for one reason."""
 
@@ -74,13 +77,15 @@ def plan(
     limit, solver = seconds_of("--time-limit", time_limit), available_solver(print_error)
     if case is not None:
         planned, begin = from_file(read_case, case), time.monotonic()
-        result = make_plan(planned, remaining_of(limit), solver)
+        with tables.spinner(PLANNING):
+            result = make_plan(planned, remaining_of(limit), solver)
     else:
         from fenka.autoscaler.plan_case import dry_run, plan_case
 
         snapshot, begin = read_once(cluster_target, namespace, config), time.monotonic()
-        made = plan_case(snapshot)
-        planned, result = made.case, dry_run(snapshot, made, remaining_of(limit), solver)
+        with tables.spinner(PLANNING):
+            made = plan_case(snapshot)
+            planned, result = made.case, dry_run(snapshot, made, remaining_of(limit), solver)
     seconds = round(time.monotonic() - begin, 3)
     if not tables.print_data(document(result, seconds), output):
         tables.print_lines(screen(planned, result, seconds))

@@ -13,6 +13,7 @@ from fenka.autoscaler.inputs import read_case
 from fenka.autoscaler.solver import available_solver
 from fenka.cli import cluster, tables
 from fenka.cli.admin.autoscaler import (
+    PLANNING,
     TimeLimitOption,
     document,
     from_file,
@@ -86,7 +87,9 @@ def simulate(
 
     Raises InvalidCase, InvalidClusterFile, InvalidConfig, UserError.
     """
-    case, result, seconds = _answer(target, options, _added(options.add_nodes), policy)
+    added = _added(options.add_nodes)
+    with tables.spinner(PLANNING):
+        case, result, seconds = _answer(target, options, added, policy)
     if not tables.print_data(document(result, seconds), output):
         tables.print_lines(_screen(case, result))
 

@@ -105,6 +105,8 @@ def install(cluster: Cluster) -> None:
     """Install the chart and configure kube-scheduler, as the guide describes."""
     for node in cluster.nodes:
         cluster.kubectl("label", "--overwrite", "node", node.name, "fenka.io/simulated=t4")
+        # Otherwise the cards of an earlier test count as lost ones.
+        cluster.kubectl("annotate", "node", node.name, "fenka.io/cards-")
     values = cluster.state / "values.yaml"
     values.write_text(VALUES)
     chart = ["-n", RELEASE, "--create-namespace", "-f", str(values)]

@@ -8,7 +8,7 @@ import numpy as np
 
 from fenka.core.columnar import JointJudgement, Judgement, count_all
 from fenka.core.columns import CLASS, FREE_COMPUTE, FREE_MEMORY, SLOT, WHOLE, Bools, Columns
-from fenka.core.evaluate import Fit, Policy, evaluate
+from fenka.core.evaluate import Fit, Policy, evaluate, place_on
 from fenka.core.gangs import NO_LIMITS, PlacementLimits, first_refusal, place_gang
 from fenka.core.inventory import WHOLE_COMPUTE, DeviceId, Node
 from fenka.core.reasons import NodeRejection, ReasonCode, Unschedulable
@@ -55,9 +55,7 @@ class ColumnarPlacer:
             eligible = None if limits.among is None else self.among_mask(limits.among)
             slot = judgement.best(policy, eligible)
             if slot is not None:
-                (verdict,) = evaluate(self, request, policy, (self._node(slot),), limits.reserved)
-                assert isinstance(verdict, Fit)
-                return verdict.placement
+                return place_on(self, request, policy, self._node(slot), limits.reserved)
         return _Rejected(self, (request,), policy, limits)
 
     def place_on_one_node(

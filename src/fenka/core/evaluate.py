@@ -200,6 +200,19 @@ def restored(node: Node) -> Node:
     return replace(node, cards=tuple(cards))
 
 
+def place_on(
+    view: UsageView,
+    request: Request,
+    policy: Policy,
+    node: Node,
+    reserved: Collection[DeviceId] = (),
+) -> Placement:
+    """Return the placement that `evaluate` gives on a node that fits, without comparing it with others."""
+    fitting = _fitting_cards(view, request, policy, node, reserved)
+    assert isinstance(fitting, _FittingCards), "the node fits"
+    return fitting.placement()
+
+
 def _evaluate_node(
     view: UsageView,
     request: Request,
@@ -207,6 +220,44 @@ def _evaluate_node(
     node: Node,
     reserved: Collection[DeviceId],
 ) -> Verdict:
+    fitting = _fitting_cards(view, request, policy, node, reserved)
+    if isinstance(fitting, NodeRejection):
+        return fitting
+    on, score = fitting.on, SCORES[policy]
+    cards = [on.cards[position] for position in fitting.in_order] if request.cards else [NO_CARD]
+    best = min(score(on, card) for card in cards) if node.card_policy else score(on, cards[0])
+    if compares_links(request):
+        best = (links_cost(request, fitting.distances, on.fitting), *best)
+    return Fit(
+        node.name,
+        best,
+        fitting.placement(),
+        tuple(card.card for card in cards[: len(on.fitting)]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _FittingCards:
+    """A node that fits. in_order: the positions of the cards that fit, the best first."""
+
+    on: NodeCandidate
+    in_order: Sequence[int]
+    distances: bytes | None
+
+    def placement(self) -> Placement:
+        """Return the placement on the best cards."""
+        request = self.on.request
+        chosen = best_cards(request, self.distances, self.in_order)
+        return _placement(request, self.on.node, [self.on.cards[position] for position in chosen])
+
+
+def _fitting_cards(
+    view: UsageView,
+    request: Request,
+    policy: Policy,
+    node: Node,
+    reserved: Collection[DeviceId],
+) -> _FittingCards | NodeRejection:
     candidates = [
         _candidate(request, node, card, view.card_usage(node.name, card.uuid))
         for card in node.cards
@@ -228,7 +279,7 @@ def _evaluate_node(
         None if node.cpu_milli is None else max(node.cpu_milli - view.host_usage(node.name)[0], 0),
         target_of(policy),
     )
-    score, name = SCORES[policy], node.card_policy or policy
+    name = node.card_policy or policy
     own = CARD_SCORES.get(name) or SCORES[name]
     in_order = positions
     if len(positions) > 1 and request.cards:
@@ -236,17 +287,7 @@ def _evaluate_node(
             positions,
             key=lambda position: (own(on, candidates[position]), candidates[position].card.rank),
         )
-    fitting = [candidates[position] for position in in_order] if request.cards else [NO_CARD]
-    best = min(score(on, card) for card in fitting) if node.card_policy else score(on, fitting[0])
-    if compares_links(request):
-        best = (links_cost(request, distances, positions), *best)
-    chosen = best_cards(request, distances, in_order)
-    return Fit(
-        node.name,
-        best,
-        _placement(request, node, [candidates[position] for position in chosen]),
-        tuple(card.card for card in fitting[: len(positions)]),
-    )
+    return _FittingCards(on, in_order, distances)
 
 
 def best_cards(request: Request, distances: bytes | None, fitting: Sequence[int]) -> Sequence[int]:

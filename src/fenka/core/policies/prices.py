@@ -38,6 +38,7 @@ PARTS = 100
 UNIT = FULL // PARTS
 CPU_PRICES = np.array([0, 4, 10, 20, 35, 60, 100, 200], np.int64)
 """Thousandths of a card for 1,000 thousandths of a core. A whole G2 card with 12 cores costs 83 of them."""
+_PRICES: list[int] = CPU_PRICES.tolist()
 SMOOTH = 15.0
 """Sets of requests whose values differ by this (thousandths of a card) are nearly as probable."""
 DEMAND = 1.05
@@ -134,21 +135,15 @@ class BidPrices:
         rows = [(self.classes.get(card_class, -1), level) for card_class, level in cards]
         known = [(row, level // UNIT) for row, level in rows if row >= 0]
         idle = min(sum(part == PARTS for _, part in known), self._idle - 1)
-        together: list[int] = self._more[rows[0][0]][idle]
-        sums: list[int] = [
-            price * cpu
-            + together[number]
-            + sum(self._values[row][part][number] for row, part in known)
-            for number, price in enumerate(CPU_PRICES.tolist())
-        ]
-        return min(sums)
+        alone = self.values[tuple(zip(*known, strict=True))].sum(axis=0) if known else 0
+        of_cards: list[int] = (self.more[rows[0][0], idle] + alone).tolist()
+        return min(price * cpu + value for price, value in zip(_PRICES, of_cards, strict=True))
 
     def _show(self, values: Floats, more: Floats) -> None:
         """Take these values as exact numbers. more: of idle cards together, beyond each by itself."""
         self.values, self.more = (
             np.rint(array * SCALE).astype(np.int64) for array in (values, more)
         )
-        self._values, self._more = self.values.tolist(), self.more.tolist()
         self._idle = self.more.shape[1]
         self.version += 1
 

@@ -16,7 +16,7 @@ from fenka.core.inventory import Card, Distance, Links, Node, matrix_of
 from fenka.core.queue import Allocation
 from fenka.core.reasons import ReasonCode, Unschedulable
 from fenka.core.request import InvalidRequest, Placement, Request
-from fenka.core.topology import choose, cost_of, ring
+from fenka.core.topology.card_links import choose, cost_of, ring
 from fenka.core.usage import EmptyUsage
 from tests.core.builders import (
     T4_MIB,

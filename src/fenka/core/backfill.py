@@ -13,10 +13,11 @@ from typing import TypeVar
 
 from fenka.core import queue
 from fenka.core.evaluate import Fit, Policy, best_cards, evaluate, fits_card, links_missing
-from fenka.core.gangs import PlacementLimits, Placer, place_all
+from fenka.core.gangs import PlacementLimits, Placer, domain_search, place_all
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request, Slice
+from fenka.core.topology.domains import Proximity
 from fenka.core.usage import NO_USAGE, CardUsage, EmptyUsage
 
 
@@ -373,8 +374,16 @@ MAX_GAPS = 6
 MAX_IMPOSSIBLE = 1024
 """The number of requests that `Backfill` remembers to be impossible."""
 
-_Shape = tuple[tuple[Request, ...], frozenset[str] | None, bool]
-"""The key of whether requests could ever be placed: they, the eligible nodes, whether on one node."""
+MAX_RESERVED_DOMAINS = 8
+"""Topology domains of which the earliest is reserved, for a gang that must be in one."""
+
+_Shape = tuple[tuple[Request, ...], frozenset[str] | None, bool, Proximity | None]
+"""The key of whether requests could ever be placed: they, the eligible nodes, whether on one node, and how
+close together."""
+
+
+def _shape(pending: queue.PendingRequest) -> _Shape:
+    return pending.requests, pending.nodes, pending.same_node, pending.proximity
 
 
 class Backfill:
@@ -509,7 +518,7 @@ class _SchedulingPass:
         self, pending: queue.PendingRequest, blocked: frozenset[DeviceId]
     ) -> tuple[Placement, ...] | Unschedulable:
         """Place all of the request or nothing."""
-        key = (pending.requests, pending.nodes, pending.same_node), blocked
+        key = _shape(pending), blocked
         if key in self._rejected:
             return self._rejected[key]
         verdict = self._place(pending, blocked)
@@ -521,12 +530,12 @@ class _SchedulingPass:
         self, pending: queue.PendingRequest, blocked: frozenset[DeviceId]
     ) -> tuple[Placement, ...] | Unschedulable:
         requests, limits = pending.requests, PlacementLimits(blocked, pending.nodes)
-        if len(requests) == 1:
+        if len(requests) == 1 and pending.proximity is None:
             single = self._placer.place(requests[0], self._policy, limits)
             return (single,) if isinstance(single, Placement) else single
         if pending.same_node:
             return self._placer.place_on_one_node(requests, self._policy, limits)
-        return place_all(self._placer, requests, self._policy, limits)
+        return place_all(self._placer, requests, self._policy, limits, pending.proximity)
 
     # ---- reservations ----
 
@@ -535,7 +544,7 @@ class _SchedulingPass:
 
         Return None for a request that could not be placed even if nothing were allocated.
         """
-        shape = pending.requests, pending.nodes, pending.same_node
+        shape = _shape(pending)
         if shape in self._impossible:
             return None
         options = self._options_between(pending)
@@ -582,12 +591,28 @@ class _SchedulingPass:
     def _options(self, pending: queue.PendingRequest) -> list[_ReservationOption]:
         """Return one option for each of its requests; none if it can never be placed."""
         requests, nodes = pending.requests, pending.nodes
+        if pending.proximity is not None and pending.proximity.required:
+            return self._options_in_one_domain(requests, nodes, pending.proximity)
         if not pending.same_node or len(requests) == 1:
             return self._options_among(requests, nodes)
         for name in self._timeline.by_start(list(dict.fromkeys(requests)), nodes):
             if options := self._options_among(requests, frozenset((name,))):
                 return options
         return []
+
+    def _options_in_one_domain(
+        self, requests: Sequence[Request], among: frozenset[str] | None, proximity: Proximity
+    ) -> list[_ReservationOption]:
+        """Return the earliest options of those that are in one domain each."""
+        limits = PlacementLimits(among=among)
+        search = domain_search(self._placer.emptied(), requests, limits, proximity)
+        possible: list[list[_ReservationOption]] = []
+        for names in search.required_domains():
+            if options := self._options_among(requests, names):
+                possible.append(options)
+            if len(possible) == MAX_RESERVED_DOMAINS:
+                break
+        return min(possible, key=lambda options: max(option.at for option in options), default=[])
 
     def _options_among(
         self, requests: Sequence[Request], among: frozenset[str] | None

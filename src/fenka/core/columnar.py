@@ -56,7 +56,7 @@ from fenka.core.policies.candidates import target_of
 from fenka.core.policies.column_keys import COLUMN_KEYS, Keys
 from fenka.core.policies.node_scores import NodeScores
 from fenka.core.reasons import ReasonCode
-from fenka.core.request import Request
+from fenka.core.request import NEVER, Request
 
 Codes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
@@ -236,6 +236,29 @@ class Judgement:
         for slot, (start, size), number in zip(slots.tolist(), spans, numbers, strict=True):
             fitting = [position for position in range(size) if fits[start + position]]
             yield slot, by_number[number], fitting
+
+    def room(self) -> Ints:
+        """Return, by slot, how many such requests have room on each node that fits, at most."""
+        columns, request = self.columns, self.request
+        room = np.full(self.fits.shape, NEVER)
+        if request.cards:
+            slices = np.ones(self.card_fits.shape, np.int64)
+            if not request.whole:
+                memory = self.needs.memory[columns.cards[CLASS]]
+                unlimited = NEVER if request.compute else 1
+                by_memory = columns.usage[FREE_MEMORY] // np.maximum(memory, 1)
+                slices = np.where(memory, by_memory, unlimited)
+                if request.compute:
+                    slices = np.minimum(slices, columns.usage[FREE_COMPUTE] // request.compute)
+            room = np.add.reduceat(slices * self.card_fits, columns.starts) // request.cards
+        for total, used, needed in (
+            (CPU, CPU_USED, request.cpu_milli),
+            (HOST_MEMORY, HOST_MEMORY_USED, request.host_memory_mib),
+        ):
+            if needed:
+                hosts = columns.hosts
+                room = np.minimum(room, np.maximum(hosts[total] - hosts[used], 0) // needed)
+        return room * self.fits
 
     # ---- scores ----
 

@@ -87,6 +87,15 @@ class ColumnarPlacer:
             assert isinstance(verdict, Fit)
             yield node, verdict
 
+    def room(self, request: Request, limits: PlacementLimits = NO_LIMITS) -> dict[str, int]:
+        """Return, for each node that fits, how many such requests have room on it at most."""
+        room = Judgement(self._columns, request, self.reserved_mask(limits.reserved)).room()
+        if limits.among is not None:
+            room = room * self.among_mask(limits.among)
+        slots = np.flatnonzero(room)
+        names = (self._node(slot).name for slot in slots.tolist())
+        return dict(zip(names, room[slots].tolist(), strict=True))
+
     def judge_together(
         self, requests: Sequence[Request], policy: Policy, reserved: frozenset[DeviceId]
     ) -> JointJudgement:

@@ -165,6 +165,16 @@ def fits_card(request: Request, node: Node, card: Card, usage: CardUsage) -> boo
     return _first_reason(_candidate(request, node, card, usage), request, ()) is None
 
 
+def slices_on(request: Request, node: Node, card: Card, usage: CardUsage) -> int:
+    """Return how many slices of this size a card that fits has room for."""
+    if request.whole:
+        return 1
+    candidate = _candidate(request, node, card, usage)
+    counts = [candidate.free_mib // candidate.requested_mib] if candidate.requested_mib else []
+    counts += [candidate.free_compute // request.compute] if request.compute else []
+    return min(counts, default=1)
+
+
 def _candidate(request: Request, node: Node, card: Card, usage: CardUsage) -> Candidate:
     memory = request.memory
     if memory is None:
@@ -300,7 +310,7 @@ def best_cards(request: Request, distances: bytes | None, fitting: Sequence[int]
     """
     if distances is None or not request.by_links:
         return fitting[: request.cards]
-    from fenka.core.topology import choose
+    from fenka.core.topology.card_links import choose
 
     chosen = choose(distances, tuple(fitting), request.cards, linked=request.linked)
     assert chosen is not None, "the node fits"
@@ -313,7 +323,7 @@ def _missing_links(
     """Return how many linked cards the request needs, and how many fit; None if enough do."""
     if not links_missing(request, distances, fitting):
         return None
-    from fenka.core.topology import most_linked
+    from fenka.core.topology.card_links import most_linked
 
     most = most_linked(distances, tuple(fitting), request.cards) if distances else 0
     return ReasonCode.NOT_LINKED, request.cards, most
@@ -330,7 +340,7 @@ def links_cost(request: Request, distances: bytes | None, fitting: Sequence[int]
 
     The arguments are as `best_cards` has them; the positions ascend.
     """
-    from fenka.core.topology import least_cost, unknown_cost
+    from fenka.core.topology.card_links import least_cost, unknown_cost
 
     if distances is None:
         return unknown_cost(request.cards)
@@ -344,7 +354,7 @@ def links_missing(request: Request, distances: bytes | None, fitting: Sequence[i
     """
     if not (request.linked and request.by_links):
         return False
-    from fenka.core.topology import choose
+    from fenka.core.topology.card_links import choose
 
     return (
         distances is None or choose(distances, tuple(fitting), request.cards, linked=True) is None

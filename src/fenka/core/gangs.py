@@ -7,15 +7,17 @@ each hold a part of what the other needs. If a member is still missing when it e
 the caller evicts the members that have started: a gang restarts as one.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import NamedTuple, Protocol
 
-from fenka.core.evaluate import Fit, Policy, evaluate, place
+from fenka.core.evaluate import Fit, Policy, evaluate, place, slices_on
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.reasons import NodeRejection, Unschedulable
-from fenka.core.request import Placement, Request
+from fenka.core.request import NEVER, Placement, Request
+from fenka.core.topology.domains import DomainSearch, Proximity
 from fenka.core.usage import EmptyUsage, UsageOverlay, UsageView
 
 SEARCH_LIMIT = 2000
@@ -56,6 +58,12 @@ class Placer(UsageView, Protocol):
         self, request: Request, limits: PlacementLimits = NO_LIMITS
     ) -> Iterator[tuple[Node, Fit]]:
         """Yield the nodes that fit, by name. In between the caller may change the usage and restore it."""
+
+    def room(self, request: Request, limits: PlacementLimits = NO_LIMITS) -> dict[str, int]:
+        """Return, for each node that fits, how many such requests have room on it at most.
+
+        The number is exact for requests for one card; others may leave cards that do not go together.
+        """
 
     def add(self, placement: Placement) -> None:
         """Allocate a placement."""
@@ -111,6 +119,25 @@ class PlainPlacer(UsageOverlay):
             if isinstance(verdict, Fit):
                 yield node, verdict
 
+    def room(self, request: Request, limits: PlacementLimits = NO_LIMITS) -> dict[str, int]:
+        """Count the slices of all cards that fit, and divide the host."""
+        room = {}
+        for node, fit in self.fits(request, limits):
+            slices = sum(
+                slices_on(request, node, card, self.card_usage(node.name, card.uuid))
+                for card in fit.cards
+            )
+            counts = [slices // request.cards if request.cards else NEVER]
+            cpu, memory = self.host_usage(node.name)
+            for needed, used, total in (
+                (request.cpu_milli, cpu, node.cpu_milli),
+                (request.host_memory_mib, memory, node.memory_mib),
+            ):
+                if needed and total is not None:
+                    counts.append((total - used) // needed)
+            room[node.name] = min(counts)
+        return room
+
     def emptied(self) -> "PlainPlacer":
         """Return a placer of the same nodes on which nothing is allocated."""
         return PlainPlacer(self._nodes, EmptyUsage())
@@ -130,15 +157,19 @@ def place_gang(
     policy: Policy,
     nodes: Collection[Node],
     reserved: Collection[DeviceId] = NO_DEVICES,
+    proximity: Proximity | None = None,
 ) -> tuple[Placement, ...] | Unschedulable:
     """Return what `place_all` does on these nodes with this usage."""
-    return place_all(
-        PlainPlacer(nodes, view), requests, policy, PlacementLimits(frozenset(reserved))
-    )
+    limits = PlacementLimits(frozenset(reserved))
+    return place_all(PlainPlacer(nodes, view), requests, policy, limits, proximity)
 
 
 def place_all(
-    placer: Placer, requests: Sequence[Request], policy: Policy, limits: PlacementLimits = NO_LIMITS
+    placer: Placer,
+    requests: Sequence[Request],
+    policy: Policy,
+    limits: PlacementLimits = NO_LIMITS,
+    proximity: Proximity | None = None,
 ) -> tuple[Placement, ...] | Unschedulable:
     """Return a placement for each request, in their order, that are possible together; or why there are none.
 
@@ -147,41 +178,125 @@ def place_all(
     SEARCH_LIMIT is reached. So a rejection is certain for small gangs. For large ones on fragmented cards it
     can be wrong; a placement never is. The placer's usage is afterwards as it was.
 
+    Args:
+        placer: the nodes, and what is allocated of them.
+        requests: those of the gang's members.
+        policy: a name in SCORES.
+        limits: what no member may use.
+        proximity: how close together the members are placed, None if that does not matter. Sets of close
+            nodes are tried first. Only if it is required, a gang is rejected that has room.
+
     Raises:
         KeyError: for an unknown policy.
     """
-    by_size = sorted(
-        range(len(requests)), key=lambda number: request_size(requests[number]), reverse=True
+    if proximity is not None:
+        placed = _place_close(placer, requests, policy, limits, proximity)
+        if placed is not None:
+            return placed
+    in_turn, refused = _in_any_order(placer, requests, policy, limits)
+    if refused is None or not in_turn:
+        return refused or _along_links(placer, requests, in_turn, proximity)
+    chosen, _ = _search(placer, requests, limits, SEARCH_LIMIT)
+    return _along_links(placer, requests, chosen, proximity) if chosen else refused
+
+
+def _place_close(
+    placer: Placer,
+    requests: Sequence[Request],
+    policy: Policy,
+    limits: PlacementLimits,
+    proximity: Proximity,
+) -> tuple[Placement, ...] | Unschedulable | None:
+    """Return what `place_all` does on close nodes; None if others must be tried too."""
+    search = domain_search(placer, requests, limits, proximity)
+    for names in search.candidates():
+        placed, refused = _in_any_order(placer, requests, policy, limits._replace(among=names))
+        if refused is None:
+            return _along_links(placer, requests, placed, proximity)
+    if not proximity.required:
+        return None
+    left = SEARCH_LIMIT
+    for names in search.required_domains():
+        chosen, left = _search(placer, requests, limits._replace(among=names), left)
+        if chosen:
+            return _along_links(placer, requests, chosen, proximity)
+    domain = search.roomiest()
+    if domain is None:
+        return Unschedulable(hint=f"no node for it has the label {proximity.label}")
+    names = proximity.topology.nodes_of(domain)
+    within = limits._replace(among=names if limits.among is None else names & limits.among)
+    placed, refused = _in_any_order(placer, requests, policy, within)
+    if refused is None:
+        # So many domains have room by the bound that this one was not tried.
+        return _along_links(placer, requests, placed, proximity)
+    return refused.with_hint(
+        f"all must be in one {proximity.label}, and {domain[-1]} has the most room: {refused.hint}"
     )
+
+
+def domain_search(
+    placer: Placer, requests: Sequence[Request], limits: PlacementLimits, proximity: Proximity
+) -> DomainSearch:
+    """Return the search for close nodes that have room for these requests."""
+    wanted = Counter(requests)
+    rooms = {request: placer.room(request, limits) for request in wanted}
+    return DomainSearch(proximity, wanted, rooms)
+
+
+def _in_any_order(
+    placer: Placer, requests: Sequence[Request], policy: Policy, limits: PlacementLimits
+) -> tuple[list[Placement], Unschedulable | None]:
+    """Place the requests one after the other, in several orders.
+
+    Returns:
+        All placements; or, with a reason, as many as the last order has placed. If it has placed none, the
+        largest request does not fit even alone.
+    """
+    by_size = _by_size(requests)
     refused: Unschedulable | None = None
+    placed: dict[int, Placement] = {}
     for order, by in ((range(len(requests)), policy), (by_size, policy), (by_size, "binpack")):
         placed, refusal = _one_by_one(placer, requests, order, by, limits)
         if refusal is None:
-            all_placed = [placed[number] for number in range(len(requests))]
-            return _along_links(placer, requests, all_placed)
+            return [placed[number] for number in range(len(requests))], None
         if refused is None:
             refused = refusal.with_hint(
                 f"{len(placed)} of the gang's {len(requests)} would fit together"
             )
         if not placed:
-            # The largest does not fit even alone.
-            return refused
-    assert refused is not None
-    search = _GangSearch(placer, [requests[number] for number in by_size], limits)
+            break
+    return list(placed.values()), refused
+
+
+def _search(
+    placer: Placer, requests: Sequence[Request], limits: PlacementLimits, most: int
+) -> tuple[list[Placement], int]:
+    """Try all distributions. Return the placements, none if there are none, and the steps that are left."""
+    by_size = _by_size(requests)
+    search = _GangSearch(placer, [requests[number] for number in by_size], limits, most)
     chosen = search.run()
-    if chosen is None:
-        return refused
-    in_order = sorted(zip(by_size, chosen, strict=True), key=lambda numbered: numbered[0])
-    return _along_links(placer, requests, [placement for _, placement in in_order])
+    in_order = sorted(zip(by_size, chosen or (), strict=bool(chosen)), key=lambda pair: pair[0])
+    return [placement for _, placement in in_order], search.left
+
+
+def _by_size(requests: Sequence[Request]) -> list[int]:
+    """Return the numbers of the requests, the largest request first."""
+    return sorted(
+        range(len(requests)), key=lambda number: request_size(requests[number]), reverse=True
+    )
 
 
 def _along_links(
-    placer: Placer, requests: Sequence[Request], placements: Sequence[Placement]
+    placer: Placer,
+    requests: Sequence[Request],
+    placements: Sequence[Placement],
+    proximity: Proximity | None = None,
 ) -> tuple[Placement, ...]:
     """Return the placements with those of equal requests exchanged, so that the next one is the nearest.
 
-    Nodes follow each other by name. On each of them the first cards of the placements form a ring.
+    Nodes follow each other by domain and name. On each of them the first cards of the placements form a ring.
     """
+    by_domain = proximity.topology.order if proximity else None
     by_request: dict[Request, list[int]] = {}
     for number, request in enumerate(requests):
         if request.cards:
@@ -193,7 +308,7 @@ def _along_links(
             by_node.setdefault(placements[number].node, []).append(placements[number])
         in_order = [
             placement
-            for name in sorted(by_node)
+            for name in sorted(by_node, key=by_domain)
             for placement in _ring(placer.node_named(name), by_node[name])
         ]
         for number, placement in zip(numbers, in_order, strict=True):
@@ -211,7 +326,7 @@ def _ring(node: Node, placements: list[Placement]) -> list[Placement]:
     cards = tuple(on_card)
     order = cards
     if distances is not None and len(cards) > 2:
-        from fenka.core.topology import ring
+        from fenka.core.topology.card_links import ring
 
         order = ring(distances, cards)
     return [placement for card in order for placement in on_card[card]]
@@ -265,10 +380,11 @@ class _GangSearch:
     """Searches depth first, the largest request first."""
 
     def __init__(
-        self, placer: Placer, requests: Sequence[Request], limits: PlacementLimits
+        self, placer: Placer, requests: Sequence[Request], limits: PlacementLimits, most: int
     ) -> None:
+        """most: the number of steps, of which `left` are left."""
         self._placer, self._requests, self._limits = placer, requests, limits
-        self._left = SEARCH_LIMIT
+        self.left = most
 
     def run(
         self, number: int = 0, least: tuple[str, list[int]] = ("", [])
@@ -287,22 +403,22 @@ class _GangSearch:
             self._placer.remove(placement)
             if rest is not None:
                 return [placement, *rest]
-            if self._left <= 0:
+            if self.left <= 0:
                 return None
         return None
 
     def _options(self, request: Request) -> Iterator[Placement]:
         for node, fit in self._placer.fits(request, self._limits):
-            self._left -= 1
-            if self._left < 0:
+            self.left -= 1
+            if self.left < 0:
                 return
             yield from self._on(node, request, fit.cards)
 
     def _on(self, node: Node, request: Request, cards: Sequence[Card]) -> Iterator[Placement]:
         tried: set[tuple[object, ...]] = set()
         for chosen in combinations(sorted(cards, key=lambda card: card.rank), request.cards):
-            self._left -= 1
-            if self._left < 0:
+            self.left -= 1
+            if self.left < 0:
                 return
             part = replace(node, cards=chosen)
             alike = (
@@ -370,6 +486,7 @@ class GangReservations:
         limits: PlacementLimits = NO_LIMITS,
         *,
         fixed: Mapping[str, Placement] | None = None,
+        proximity: Proximity | None = None,
     ) -> GangReservation | Unschedulable:
         """Return the gang's reservation, made now if it has none; or why there can be none.
 
@@ -381,6 +498,7 @@ class GangReservations:
             expires_at: when all members must have started, in the caller's time.
             limits: what no member may use.
             fixed: placements of members that are not to be placed elsewhere. They are possible together.
+            proximity: how close together the others are placed.
         """
         if gang in self._reservations:
             return self._reservations[gang]
@@ -388,7 +506,7 @@ class GangReservations:
         rest = {name: request for name, request in members.items() if name not in fixed}
         for placement in fixed.values():
             placer.add(placement)
-        placed = place_all(placer, list(rest.values()), policy, limits)
+        placed = place_all(placer, list(rest.values()), policy, limits, proximity)
         for placement in fixed.values():
             placer.remove(placement)
         if isinstance(placed, Unschedulable):

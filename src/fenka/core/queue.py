@@ -8,6 +8,7 @@ from math import exp, inf, log
 from fenka.core.inventory import WHOLE_COMPUTE, Card, DeviceId, value_class
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
+from fenka.core.topology.domains import Proximity
 
 REMEMBERED = 256
 """Starts that are remembered of each user."""
@@ -221,6 +222,7 @@ class PendingRequest:
         time_limit_s: seconds after which it is ended (activeDeadlineSeconds); None if nothing ends it.
         nodes: names of the eligible nodes, the only ones in its reasons; None for all.
         same_node: whether all its requests are for one node.
+        proximity: how close together its requests are placed, None if that does not matter.
     """
 
     id: str
@@ -231,6 +233,7 @@ class PendingRequest:
     time_limit_s: float | None = None
     nodes: frozenset[str] | None = None
     same_node: bool = False
+    proximity: Proximity | None = None
 
 
 @value_class(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from fenka.cluster.gang_placement import (
     GangPending,
     MembersAwaited,
 )
+from fenka.cluster.objects import Pod
 from fenka.core.inventory import Taint
 from tests.builders import a_node, a_pod, gang_labels, on_card
 from tests.fakes.extender import ExtenderHarness, on_t4
@@ -231,6 +232,12 @@ def test_gang_is_answered_when_no_node_shares_cards_with_it() -> None:
 # ---- preemption for gangs ----
 
 
+def may_preempt(cluster: ExtenderHarness, pod: Pod) -> bool:
+    """Return whether evictions on all nodes make room for the pod's gang."""
+    may_evict = cluster.preemption.may_evict
+    return bool(cluster.gangs.nodes_after_preemption(pod, cluster.names, may_evict))
+
+
 @pytest.mark.parametrize(
     ("victim_priority", "units", "expected"),
     [(0, 10, True), (9, 10, False), (0, 14, True), (0, 15, False), (10, 10, False)],
@@ -248,8 +255,8 @@ def test_gang_fits_after_preemption_only_when_enough_is_of_lower_priority(
     pods = cluster.gang("g", 2, units)
     for pod in pods:
         pod.spec.priority = 9
-    assert cluster.gangs.fits_after_preemption(pods[0], cluster.preemption.may_evict) is expected
-    assert cluster.gangs.fits_after_preemption(make("single", 15), cluster.preemption.may_evict)
+    assert may_preempt(cluster, pods[0]) is expected
+    assert may_preempt(cluster, make("single", 15))
 
 
 def test_only_bound_members_are_evicted_when_a_gang_stays_incomplete() -> None:
@@ -270,9 +277,9 @@ def test_gang_does_not_fit_after_preemption_when_a_member_cannot_be_read() -> No
     """Nothing is evicted for a gang that can never start."""
     cluster = on_t4("a", "b")
     first, _ = cluster.gang("g", 2, 4)
-    assert cluster.gangs.fits_after_preemption(first, cluster.preemption.may_evict)
+    assert may_preempt(cluster, first)
     cluster.put(a_pod("g-1", "four", uid="g-1", labels=gang_labels("g", 2)))
-    assert not cluster.gangs.fits_after_preemption(first, cluster.preemption.may_evict)
+    assert not may_preempt(cluster, first)
 
 
 def test_pod_without_a_priority_is_evicted_for_a_gang_only_above_0() -> None:
@@ -280,7 +287,7 @@ def test_pod_without_a_priority_is_evicted_for_a_gang_only_above_0() -> None:
     cluster = on_t4("a")
     cluster.put(a_pod("v", 14, uid="v", node="a", annotations=on_card(0, 14)))
     pods = cluster.gang("g", 2, 7)
-    assert not cluster.gangs.fits_after_preemption(pods[0], cluster.preemption.may_evict)
+    assert not may_preempt(cluster, pods[0])
     for pod in pods:
         pod.spec.priority = 1
-    assert cluster.gangs.fits_after_preemption(pods[0], cluster.preemption.may_evict)
+    assert may_preempt(cluster, pods[0])

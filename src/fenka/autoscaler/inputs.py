@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from fenka.cluster.queue_snapshot import TopologyLevels
 from fenka.core.errors import InvalidCase
 from fenka.core.nodes.case import PlanningCase, check_case
 from fenka.core.units import MIB
@@ -35,6 +36,7 @@ class AutoscalerOptions(msgspec.Struct, frozen=True):
     hami_names: Annotated[
         bool, Meta(description="also accept nvidia.com/gpumem and nvidia.com/gpucores")
     ] = False
+    topology_level: TopologyLevels = []
     scheduler_name: Annotated[
         list[str],
         Meta(

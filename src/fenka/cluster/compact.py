@@ -20,7 +20,7 @@ from fenka.cluster import objects
 from fenka.cluster.autoscaling import INTERRUPTIBLE, PIN, PLANNED_PODS, PROTECTED_UNTIL, SPOT_ADMIT
 from fenka.cluster.mappings import SHARED, SharedValues, small_mapping
 from fenka.cluster.objects import Container as PodContainer
-from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS
+from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS, TOPOLOGY_ANNOTATIONS
 from fenka.cluster.queue_snapshot import POSITION
 from fenka.dialects import lease_records, nodes, registry
 from fenka.dialects.base import CARDS, Dialect, PodRequest
@@ -223,6 +223,7 @@ _NODE_ANNOTATIONS = (
     PROTECTED_UNTIL,
 )
 _READ_ANNOTATIONS = (
+    *TOPOLOGY_ANNOTATIONS,
     INTERRUPTIBLE,
     lease_records.REQUEST,
     lease_records.STATUS,

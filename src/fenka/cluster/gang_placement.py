@@ -9,14 +9,21 @@ Which pods a gang consists of, and how many of them lack a card.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fenka.cluster.mappings import RecentDict
 from fenka.cluster.node_admission import admits, excluded_nodes, exclusion, ineligibility_reasons
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_columns import LiveColumns
-from fenka.cluster.pod_groups import PodGang, PodGroup, group_key, group_name, pod_group
+from fenka.cluster.pod_groups import (
+    PodGang,
+    PodGroup,
+    gang_proximity,
+    group_key,
+    group_name,
+    pod_group,
+)
 from fenka.cluster.state import ClusterState
 from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.evaluate import Policy
@@ -25,6 +32,7 @@ from fenka.core.inventory import DeviceId
 from fenka.core.mig.instances import GANG_IN_INSTANCES
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
+from fenka.core.topology.domains import Proximity
 from fenka.dialects.base import InvalidRecord, SliceRequest
 
 
@@ -336,19 +344,23 @@ class GangScheduler:
             self._told.pop(pod.metadata.uid)
         return pods[:limit]
 
-    def fits_after_preemption(self, pod: Pod, may_evict: Callable[[Pod, Pod], bool]) -> bool:
-        """Return whether all of the pod's gang would fit if all pods that may be evicted for it were.
+    def nodes_after_preemption(
+        self, pod: Pod, nodes: Collection[str], may_evict: Callable[[Pod, Pod], bool]
+    ) -> Collection[str]:
+        """Return the nodes on which evictions help the pod's gang.
 
-        It is True for a single pod.
+        There are none unless all of it would fit if all pods that may be evicted for it were. If it must be
+        in one domain, they are those of the domain in which it would. They are all nodes for a single pod.
         """
         key = self.key(pod)
         if key is None:
-            return True
+            return nodes
         members = [member for member in self._members.of(key) if self._members.is_placeable(member)]
         try:
             requests = [self._members.part(member).request for member in members]
+            proximity = self._proximity(key, members)
         except InvalidRecord:
-            return False
+            return ()
         closed = excluded_nodes(self._cluster, pod)
         columns = self.live.read().copy()
         names = [name for name in self._open_nodes() if name not in closed]
@@ -361,9 +373,15 @@ class GangScheduler:
                 for placement in allocation.placements
             )
         )
-        placer = ColumnarPlacer(columns)
-        placed = place_all(placer, requests, self._policy, PlacementLimits(among=frozenset(names)))
-        return not isinstance(placed, Unschedulable)
+        placer, limits = ColumnarPlacer(columns), PlacementLimits(among=frozenset(names))
+        placed = place_all(placer, requests, self._policy, limits, proximity)
+        if isinstance(placed, Unschedulable):
+            return ()
+        if proximity is None or not proximity.required or not placed:
+            return nodes
+        topology, level = proximity.topology, proximity.level
+        domain = topology.domain(placed[0].node, level)
+        return [name for name in nodes if topology.domain(name, level) == domain]
 
     def _place_reserved(
         self, pod: Pod, gang: PodGang, placement: Placement, nodes: Sequence[str]
@@ -420,6 +438,11 @@ class GangScheduler:
             }
             placer = ColumnarPlacer(self.live.read().copy())
             fixed = self._as_planned(members, requests, placer, PlacementLimits(reserved, nodes))
+            planned_on = frozenset(placement.node for placement in fixed.values())
+            proximity = self._proximity(gang.key, members, planned_on)
+            if proximity is not None and not proximity.possible:
+                # No label was known of these nodes when they were planned for.
+                fixed, proximity = {}, self._proximity(gang.key, members)
             closed = [
                 excluded_nodes(self._cluster, member)
                 for member in members
@@ -434,6 +457,7 @@ class GangScheduler:
                 self._clock() + RESERVATION_TTL_S,
                 PlacementLimits(reserved, left),
                 fixed=fixed,
+                proximity=proximity,
             )
             if not isinstance(reservation, Unschedulable):
                 self._arrivals[gang.key] = _Arrivals()
@@ -475,6 +499,36 @@ class GangScheduler:
         for placement in fixed.values():
             placer.remove(placement)
         return fixed
+
+    def _proximity(
+        self, key: str, members: Iterable[Pod], planned_on: frozenset[str] = frozenset()
+    ) -> Proximity | None:
+        """Return how close together the members of a gang are placed.
+
+        Args:
+            key: of the gang.
+            members: its pods.
+            planned_on: nodes on which some of them are placed in any case.
+
+        Raises:
+            InvalidRecord: they require a level that is not configured.
+        """
+        beside = self._cluster.gang_nodes(key) | planned_on
+        return gang_proximity(members, self._cluster.topology(), beside)
+
+    def outside_domain(self, pod: Pod, gang: PodGang, nodes: Iterable[str]) -> dict[str, str]:
+        """Return why a pod that joins a gang that has started may not go to some of these nodes.
+
+        Raises:
+            InvalidRecord: it requires a level that is not configured.
+        """
+        proximity = self._proximity(gang.key, [pod])
+        if proximity is None or not proximity.required or not proximity.beside:
+            return {}
+        topology, level = proximity.topology, proximity.level
+        domains = {topology.domain(name, level) for name in proximity.beside}
+        sentence = f"its gang is in another {proximity.label}, and must be in one"
+        return {name: sentence for name in nodes if domains != {topology.domain(name, level) or ()}}
 
     def _open_nodes(self) -> list[str]:
         """Return the nodes that share cards."""

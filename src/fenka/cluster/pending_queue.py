@@ -23,7 +23,7 @@ from fenka.cluster.placement import (
     reserve_instances,
 )
 from fenka.cluster.pod_columns import LiveColumns
-from fenka.cluster.pod_groups import MINIMUM_LABEL, group_key
+from fenka.cluster.pod_groups import MINIMUM_LABEL, gang_proximity, group_key
 from fenka.cluster.state import ClusterState
 from fenka.core import queue
 from fenka.core.backfill import Backfill, Steps
@@ -36,8 +36,9 @@ from fenka.core.mig.geometry import Geometry
 from fenka.core.mig.instances import RESERVING, NoInstance
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
+from fenka.core.topology.domains import Proximity
 from fenka.dialects import nodes
-from fenka.dialects.base import SharedNode
+from fenka.dialects.base import InvalidRecord, SharedNode
 
 
 class InstanceQueue:
@@ -483,7 +484,19 @@ class PendingQueue:
         same_node = len(entry.pods) == 1
         if not same_node and any(request.instance for request in requests):
             return None
-        return entry.request(now, tuple(requests), nodes, same_node=same_node)
+        try:
+            proximity = self._proximity(entry)
+        except InvalidRecord:
+            # The gang is not placed: its pods are told why.
+            return None
+        return entry.request(now, tuple(requests), nodes, same_node=same_node, proximity=proximity)
+
+    def _proximity(self, entry: queue_snapshot.PendingEntry) -> Proximity | None:
+        """Return how close together the members of a gang are placed. Raises InvalidRecord."""
+        gang = group_key(entry.pods[0])
+        if gang is None:
+            return None
+        return gang_proximity(entry.pods, self._cluster.topology(), self._cluster.gang_nodes(gang))
 
     # ---- eligible nodes ----
 

@@ -1,15 +1,19 @@
 """Reads which pods belong together: by Kubernetes' own PodGroup, or by the label of co-scheduling.
 
+How close together a gang's pods want to be is read from the annotations of Kueue's topology-aware scheduling.
+
 Wire facts: scheduling.k8s.io/v1beta1 (PodGroup, with the pod's spec.schedulingGroup, behind the feature gate
-GenericWorkload); the labels of scheduler-plugins' co-scheduling, as ACK and arena write them.
+GenericWorkload); the labels of scheduler-plugins' co-scheduling, as ACK and arena write them;
+the annotations kueue.x-k8s.io/podset-…-topology.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from fenka.cluster.objects import Object, ObjectMeta, Pod, drop_notes
+from fenka.core.topology.domains import Proximity, Topology
 from fenka.dialects.base import InvalidRecord
 
 NAME_LABELS = (
@@ -20,6 +24,12 @@ NAME_LABELS = (
 """Pod labels with the gang's name; the first that is set counts."""
 MINIMUM_LABEL = "pod-group.scheduling.sigs.k8s.io/min-available"
 """Pod label: the number of pods that start together."""
+
+REQUIRED_TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"
+PREFERRED_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
+UNCONSTRAINED_TOPOLOGY = "kueue.x-k8s.io/podset-unconstrained-topology"
+TOPOLOGY_ANNOTATIONS = (REQUIRED_TOPOLOGY, PREFERRED_TOPOLOGY, UNCONSTRAINED_TOPOLOGY)
+"""Pod annotations: the node label of which all pods of the gang must or should share a value; or `true`."""
 
 POD_GROUPS_PATH = "/apis/scheduling.k8s.io/v1beta1/podgroups"
 
@@ -112,3 +122,37 @@ def pod_group(pod: Pod, groups: Mapping[str, PodGroup]) -> PodGang | None:
             "set it to the number of pods that start together"
         )
     return PodGang(namespace, name, int(text))
+
+
+def gang_proximity(
+    pods: Iterable[Pod], topology: Topology | None, beside: frozenset[str] = frozenset()
+) -> Proximity | None:
+    """Return how close together the pods of a gang are placed, None if that does not matter.
+
+    Args:
+        pods: pods of the gang.
+        topology: the topology of the cluster, None if no levels are configured.
+        beside: nodes of members that have started.
+
+    Raises:
+        InvalidRecord: a pod requires a level that is not configured.
+    """
+    if topology is None:
+        return None
+    wanted = list[tuple[bool, int]]()
+    unconstrained = False
+    for pod in pods:
+        annotations = pod.metadata.annotations
+        unconstrained |= annotations.get(UNCONSTRAINED_TOPOLOGY) == "true"
+        for name, required in ((REQUIRED_TOPOLOGY, True), (PREFERRED_TOPOLOGY, False)):
+            label = annotations.get(name)
+            if label in topology.levels:
+                wanted.append((required, topology.levels.index(label)))
+            elif label is not None and required:
+                raise InvalidRecord(
+                    f"annotation {name} is {label[:80]!r}, no topology level: write one of "
+                    f"{', '.join(topology.levels)}"
+                )
+    if not wanted and unconstrained:
+        return None
+    return Proximity.of(topology, wanted, beside)

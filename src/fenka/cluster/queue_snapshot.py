@@ -3,19 +3,24 @@
 All times are seconds since 1970.
 """
 
+import re
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from msgspec import Meta
 from msgspec.json import Decoder
 
 from fenka.cluster.objects import Pod, seconds
 from fenka.core import queue
+from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.evaluate import Policy
 from fenka.core.inventory import DeviceId
 from fenka.core.policies.scores import SCORES
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
+from fenka.core.topology.domains import Proximity
 from fenka.dialects import card_records
 from fenka.dialects.base import Dialect
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
@@ -62,13 +67,14 @@ class PendingEntry:
         nodes: frozenset[str] | None = None,
         *,
         same_node: bool = False,
+        proximity: Proximity | None = None,
     ) -> queue.PendingRequest:
         """Return the request by which the core orders it, and what it requests of which nodes."""
         created = (seconds(pod.metadata.creation_timestamp) for pod in self.pods)
         at = min(now if time is None else time for time in created)
         user, limit = self.namespace, self.time_limit_s
         return queue.PendingRequest(
-            self.id, requests, at, self.priority, user, limit, nodes, same_node
+            self.id, requests, at, self.priority, user, limit, nodes, same_node, proximity
         )
 
 
@@ -190,6 +196,45 @@ LABEL = "fenka.io/component=scheduler"
 """Label of the Lease, by which readers find it in any namespace."""
 
 
+MAX_LEVELS = 16
+"""Topology levels, as many as Kueue allows."""
+
+
+class InvalidLevels(FenkaError, ValueError):
+    """Topology levels that cannot be used; the message says why."""
+
+    exit_code = INVALID_INPUT
+
+
+def check_levels(levels: Sequence[str]) -> None:
+    """Raise InvalidLevels if these node labels cannot name topology domains."""
+    if len(levels) > MAX_LEVELS:
+        raise InvalidLevels(
+            f"{len(levels)} topology levels are too many: name at most {MAX_LEVELS}"
+        )
+    for level in levels:
+        if not re.fullmatch(_LABEL, level):
+            raise InvalidLevels(
+                f"topology level {level[:80]!r} is no name of a label: name a label of nodes"
+            )
+        if levels.count(level) > 1:
+            raise InvalidLevels(f"topology level {level} is named twice: name each level once")
+
+
+TopologyLevels = Annotated[
+    list[str],
+    Meta(
+        title="LABEL",
+        description="node label of topology domains, such as zones or racks, the outermost first: gangs are "
+        "placed in few of them; repeatable",
+    ),
+]
+
+_LABEL = (
+    r"(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
     """The scheduler's queue, so that other programs order and place pods as it does. Raises ValueError.
@@ -197,15 +242,18 @@ class SchedulerOptions:
     Attributes:
         hami: whether HAMi's names are read.
         fairness: what orders pods of one priority.
+        topology_levels: node labels that name topology domains, the outermost first.
     """
 
     policy: Policy = "binpack"
     hami: bool = False
     fairness: queue.Fairness = field(default_factory=queue.Fairness)
+    topology_levels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.policy not in SCORES:
             raise ValueError(f"there is no policy {self.policy}")
+        check_levels(self.topology_levels)
 
     @property
     def dialects(self) -> tuple[Dialect, ...]:

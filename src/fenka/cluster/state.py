@@ -13,6 +13,7 @@ A cluster as it was listed once, for screens and what-ifs.
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,12 +21,13 @@ import msgspec
 
 from fenka.cluster.autoscaling import NodePins, SpotNodes, read_pin, read_spot_rule
 from fenka.cluster.objects import Node, ObjectMeta, Pod, PodDemand
-from fenka.cluster.pod_groups import group_name
+from fenka.cluster.pod_groups import group_key, group_name
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.inventory import Node as CoreNode
 from fenka.core.mig.geometry import Place
 from fenka.core.policies.scores import SCORES
 from fenka.core.request import Placement, Slice
+from fenka.core.topology.domains import Topology
 from fenka.core.usage import CardUsage, UsageTotals
 from fenka.dialects import lease_records, nodes, pod_records
 from fenka.dialects.base import Dialect, InvalidRecord, SharedNode, SliceRequest, driver_uuid
@@ -162,6 +164,7 @@ class ClusterState:
     Attributes:
         version: changes with anything that a verdict on any node depends on.
         nodes_version: changes with nodes themselves: their cards, and which pods may go there.
+        topology_levels: node labels that name topology domains, the outermost first; set before it is used.
         pins: the nodes that admit only the pods for which they were bought. `end_pin` ends one.
         spot: the nodes that the cloud takes back, and the time by which these admit pods.
     """
@@ -201,6 +204,13 @@ class ClusterState:
         """Allocations of pods that the API server no longer shows, by node and UID."""
         self._totals = UsageTotals()
         self._watching: list[set[str]] = []
+        self._gang_nodes: dict[str, Counter[str]] = {}
+        """The nodes of allocations, by gang."""
+        self._gangs: dict[str, str] = {}
+        """The gang of each allocation, by UID."""
+        self._topology: Topology | None = None
+        self._topology_version = -1
+        self.topology_levels: tuple[str, ...] = ()
         self.version = 0
         self.nodes_version = 0
         self.pins = NodePins()
@@ -273,6 +283,20 @@ class ClusterState:
     def nodes(self) -> list[Node]:
         """Return all nodes by name."""
         return [self._nodes[name] for name in sorted(self._nodes)]
+
+    def topology(self) -> Topology | None:
+        """Return the topology of all nodes; None without levels. It is the same object if no node changes."""
+        if self.topology_levels and self._topology_version != self.nodes_version:
+            labels = ((name, node.metadata.labels) for name, node in self._nodes.items())
+            topology = Topology.of(self.topology_levels, labels)
+            if self._topology is None or self._topology.domains != topology.domains:
+                self._topology = topology
+            self._topology_version = self.nodes_version
+        return self._topology
+
+    def gang_nodes(self, key: str) -> frozenset[str]:
+        """Return the nodes on which pods of a gang hold cards. key: of the gang."""
+        return frozenset(self._gang_nodes.get(key, ()))
 
     def node_error(self, name: str) -> str | None:
         """Return why a node that seems to share admits nothing new: its record, or its labels."""
@@ -461,6 +485,9 @@ class ClusterState:
             self._allocations[uid] = allocation
             for placement in allocation.placements:
                 self._totals.add(placement)
+            if gang := group_key(allocation.pod):
+                self._gangs[uid] = gang
+                self._gang_nodes.setdefault(gang, Counter())[node] += 1
             self._touch_allocations(node)
 
     def _release(self, uid: str) -> None:
@@ -468,7 +495,18 @@ class ClusterState:
         if allocation is not None:
             for placement in allocation.placements:
                 self._totals.remove(placement)
+            # Its labels may have changed since.
+            if gang := self._gangs.pop(uid, None):
+                self._leave_gang(gang, allocation.node)
             self._touch_allocations(allocation.node)
+
+    def _leave_gang(self, gang: str, node: str) -> None:
+        nodes = self._gang_nodes[gang]
+        nodes[node] -= 1
+        if not nodes[node]:
+            del nodes[node]
+        if not nodes:
+            del self._gang_nodes[gang]
 
     def _reallocate(self, uid: str) -> None:
         self._release(uid)

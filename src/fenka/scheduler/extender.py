@@ -133,10 +133,13 @@ class Extender:
             return self._filter_unknown(sent, nodes)
         self._on_filter(pod)
         self._queue.ask(pod, nodes)
+        outside: Mapping[str, str] = {}
         if group_name(pod) is not None:
-            result = self._filter_member(pod, nodes)
-            if result is not None:
-                return result
+            member = self._filter_member(pod, nodes)
+            if isinstance(member, FilterResult):
+                return member
+            outside = member
+            nodes = [name for name in nodes if name not in outside]
         uid = pod.metadata.uid
         self._answered.release(pod)
         constraints = self._queue.constraints(pod)
@@ -151,6 +154,7 @@ class Extender:
             if fresh != constraints:
                 constraints = available = fresh
                 result = self._evaluator.filter(pod, nodes, fresh)
+        result.failed.update(outside)
         if result.fitting:
             self._filter_constraints[uid] = constraints
             if len(result.fitting) == 1:
@@ -203,11 +207,15 @@ class Extender:
         chosen = {uid for uids in victims.values() for uid in uids}
         pods = {**sent_pods, **{uid: known[uid] for uid in chosen if uid in known}}
         # A gang must fit whole, or nothing is evicted for it.
-        if not self._gangs.fits_after_preemption(pod, self._preemption.may_evict):
+        helpful = self._gangs.nodes_after_preemption(
+            pod, victims.keys(), self._preemption.may_evict
+        )
+        if not helpful:
             return {}
         constraints = self._queue.constraints(pod)
         results = {}
-        for node, uids in victims.items():
+        for node in helpful:
+            uids = victims[node]
             result = self._preemption.victims(pod, node, uids, pods, constraints)
             # kube-scheduler takes a node without victims for an error of the extender.
             if result is not None and result.uids:
@@ -221,18 +229,21 @@ class Extender:
             return self._evaluator.filter(pod, nodes, self._queue.constraints(pod))
         return FilterResult(failed=dict.fromkeys(nodes, self._gangs.unknown(pod).sentence))
 
-    def _filter_member(self, pod: Pod, nodes: Sequence[str]) -> FilterResult | None:
-        """Return the answer for a member of a gang; None if it is placed like a single pod."""
+    def _filter_member(self, pod: Pod, nodes: Sequence[str]) -> FilterResult | Mapping[str, str]:
+        """Return the answer for a member of a gang.
+
+        If it is placed like a single pod, return why it may not go to some of the nodes.
+        """
         try:
             gang = self._gangs.gang(pod)
             if gang is None:
-                return None
+                return {}
             reserved = self._queue.constraints(pod, final=True).all_cards
             placed = self._gangs.place(pod, gang, nodes, reserved)
+            if placed is None:
+                return self._gangs.outside_domain(pod, gang, nodes)
         except InvalidRecord as why:
             return FilterResult(unresolvable=dict.fromkeys(nodes, str(why)))
-        if placed is None:
-            return None
         if isinstance(placed, GangPending):
             sentence = placed.sentence
             if placed.queued:

@@ -15,7 +15,7 @@ from fenka.cluster.growth import GrowthReclaim
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_columns import ColumnarPodEvaluator
 from fenka.cluster.pod_preemption import PodPreemption, budgets_for
-from fenka.cluster.queue_snapshot import SchedulerOptions
+from fenka.cluster.queue_snapshot import SchedulerOptions, TopologyLevels
 from fenka.cluster.queue_state import QueueState, queue_state
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
@@ -88,6 +88,7 @@ class Settings(msgspec.Struct, frozen=True):
             description="filter returns the N best nodes; 0: all that fit. Needs prioritize with weight 100",
         ),
     ] = 0
+    topology_level: TopologyLevels = []
     hami_names: Annotated[
         bool, Meta(description="also accept nvidia.com/gpumem and nvidia.com/gpucores")
     ] = False
@@ -115,6 +116,11 @@ class Settings(msgspec.Struct, frozen=True):
     def fairness(self) -> Fairness:
         """Return how pods of one priority are ordered. Raises ValueError."""
         return Fairness(self.queue_penalty, self.queue_max_penalty, self.half_life)
+
+    def options(self) -> SchedulerOptions:
+        """Return what other programs need to decide as this one. Raises ValueError."""
+        levels = tuple(self.topology_level)
+        return SchedulerOptions(self.policy, self.hami_names, self.fairness(), levels)
 
 
 def _election(
@@ -168,8 +174,9 @@ class SchedulerReplica:
         """
         self._clock, self._sleep, self._now = clock, sleep, now
         policy = self._policy = learning_policy(settings.policy)
-        options = SchedulerOptions(settings.policy, settings.hami_names, settings.fairness())
+        options = settings.options()
         cluster = self.cluster = ClusterState(dialects=options.dialects)
+        cluster.topology_levels = options.topology_levels
         members = GangMembers(
             cluster,
             lambda: self.informers.pod_listener.gang_pods,

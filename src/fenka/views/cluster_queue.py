@@ -30,6 +30,7 @@ def schedule_queue(
     snapshot: ClusterSnapshot, options: SchedulerOptions, now: float
 ) -> QueueSnapshot:
     """Return a cluster's queue, scheduled once. now: Unix seconds."""
+    snapshot.state.topology_levels = options.topology_levels
     usage = UsageAccounting(snapshot.state, options.fairness)
     gangs: dict[str | None, list[Pod]] = {}
     for pod in snapshot.pods:

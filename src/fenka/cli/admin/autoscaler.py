@@ -246,11 +246,13 @@ ConfigOption = Annotated[
 
 
 def autoscaler(options: AutoscalerOptions, config: ConfigOption = None) -> None:
-    """Follow the cluster until SIGTERM or SIGINT. Raises UserError, InvalidConfig."""
+    """Follow the cluster until SIGTERM or SIGINT. Raises UserError, InvalidConfig, InvalidLevels."""
     from fenka.autoscaler.main import serve
+    from fenka.cluster.queue_snapshot import check_levels
 
     if config is None:
         raise UserError("give --config FILE, or a command such as plan", INVALID_INPUT)
+    check_levels(options.topology_level)
     start_log(options.log_level)
     try:
         asyncio.run(serve(config, options))

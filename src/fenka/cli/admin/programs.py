@@ -30,6 +30,7 @@ def scheduler() -> Callable[..., None]:
                 "--queue-penalty, --queue-max-penalty and --half-life must be 0 or more seconds",
                 INVALID_INPUT,
             ) from None
+        settings.options()
         _serve(serve(server, settings), server.log_level)
 
     return run

@@ -30,7 +30,7 @@ def audit(case: JSON, plan: JSON) -> None:
         request, slot = requests[placement["request"]], slots[placement["node"]]
         assert slot.take(request, tuple(placement["cards"])), placement
         served[request["name"]] += 1
-        zones.setdefault(request.get("gang") or "", set()).add(slot.zone)
+        zones.setdefault(request.get("gang") or "", set()).add(slot.place)
     assert gangs_whole(case, served, zones)
     unserved = {each["request"]: each["count"] for each in plan["unserved"]}
     for request in case["requests"]:
@@ -82,7 +82,10 @@ def within_bounds(case: JSON, new: dict[str, int]) -> bool:
 
 
 def gangs_whole(case: JSON, served: Counter[str], zones: dict[str, set[str]]) -> bool:
-    """Return whether each gang has all its members or none, in one zone if it wants that."""
+    """Return whether each gang has all its members or none, in one zone or domain if it wants that.
+
+    zones: of each gang the zones of its nodes, with the values of their label `disk` after a slash.
+    """
     members: dict[str, list[JSON]] = {}
     for request in case["requests"]:
         if request.get("gang") is not None:
@@ -92,11 +95,14 @@ def gangs_whole(case: JSON, served: Counter[str], zones: dict[str, set[str]]) ->
         whole = [it.get("count", 1) for it in of_gang]
         if any(counts) and counts != whole:
             return False
-        if (
-            case.get("gangs", {}).get(name, {}).get("zone") == "same"
-            and len(zones.get(name, ())) > 1
-        ):
+        rule, places = case.get("gangs", {}).get(name, {}), zones.get(name, set())
+        if rule.get("zone") == "same" and len({it.partition("/")[0] for it in places}) > 1:
             return False
+        if rule.get("same"):
+            assert rule["same"] == ["disk"], "the only label that cases have"
+            disks = {it.partition("/")[2] for it in places}
+            if len(disks) > 1 or "" in disks:
+                return False
     return True
 
 
@@ -106,6 +112,7 @@ class Slot:
     def __init__(self, node: JSON, name: str | None) -> None:
         self.node, self.name = node, name
         self.zone = node.get("zone", "")
+        self.place = f"{self.zone}/{node.get('labels', {}).get('disk', '')}"
         held = node.get("held", {})
         self.host = Counter({"cpu": node["cpu_milli"], "memory": node["memory_mib"]})
         self.host["pods"] = node.get("pods", 110)
@@ -193,7 +200,7 @@ class Slot:
     def state(self) -> tuple[object, ...]:
         """Return what makes slots equal for what comes."""
         cards = tuple(tuple(sorted((k, str(v)) for k, v in card.items())) for card in self.cards)
-        return self.zone, self.node["name"], tuple(sorted(self.host.items())), cards
+        return self.place, self.node["name"], tuple(sorted(self.host.items())), cards
 
 
 def _host(request: JSON) -> dict[str, int]:
@@ -276,7 +283,7 @@ def _served(case: JSON, nodes: dict[str, int], pods: list[JSON]) -> Iterator[Cou
                 before = [dict(slot.cards[card]) for card in cards]
                 if slot.take(request, cards):
                     served[request["name"]] += 1
-                    zones.setdefault(gang, []).append(slot.zone)
+                    zones.setdefault(gang, []).append(slot.place)
                     yield from search(number + 1, served, zones)
                     zones[gang].pop()
                     served[request["name"]] -= 1

@@ -40,7 +40,7 @@ def _mostly(usual: Any, *others: Any) -> st.SearchStrategy[Any]:
 ZONES = st.sampled_from(["a", "b"])
 TAINT = {"key": "k", "value": "v", "effect": "NoSchedule"}
 TAINTS = _mostly([], [TAINT], [{**TAINT, "effect": "PreferNoSchedule"}])
-LABELS = st.sampled_from([{}, {"disk": "ssd"}])
+LABELS = st.sampled_from([{}, {"disk": "ssd"}, {"disk": "hdd"}])
 CAPACITY = _mostly("on-demand", "spot")
 CARDS: st.SearchStrategy[JSON] = st.sampled_from([T4, A10])
 
@@ -177,7 +177,15 @@ def cases(draw: st.DrawFn, most_groups: int = 2, most_nodes: int = 1, most: int 
         "nodes": [draw(nodes(f"n{it}")) for it in range(draw(_mostly(most_nodes, 0)))],
         "requests": [draw(requests(f"r{it}")) for it in range(draw(_mostly(most, 1, 2)))],
         "gangs": draw(
-            st.sampled_from([{}, {"g": {"zone": "same"}}, {"g": {}, "h": {"zone": "same"}}])
+            st.sampled_from(
+                [
+                    {},
+                    {"g": {"zone": "same"}},
+                    {"g": {}, "h": {"zone": "same"}},
+                    {"g": {"same": ["disk"]}},
+                    {"g": {"zone": "same", "same": ["disk"]}},
+                ]
+            )
         ),
         "limits": draw(LIMITS),
     }

@@ -24,7 +24,16 @@ from fenka.cluster.autoscaling import (
     encode_time,
 )
 from fenka.cluster.node_admission import exclusion
-from fenka.core.nodes.case import BuyLimits, CaseNode, CaseRequest, NewCard, NodeGroup, PlanningCase
+from fenka.cluster.pod_groups import REQUIRED_TOPOLOGY
+from fenka.core.nodes.case import (
+    BuyLimits,
+    CaseNode,
+    CaseRequest,
+    Gang,
+    NewCard,
+    NodeGroup,
+    PlanningCase,
+)
 from fenka.core.nodes.plan import NodePlan, make_plan
 from fenka.core.nodes.problem import ZONE_LABEL
 from tests.autoscaler.snapshots import (
@@ -198,6 +207,69 @@ def test_gang_is_planned_for_when_all_of_its_pods_exist() -> None:
     assert set(case.gangs) == {"default/g"}
     parts = [pod_json(name, 4, labels=gang_labels("g", 3)) for name in "ab"]
     assert why_not(*parts) == "its gang g has 2 of the 3 pods that start together"
+
+
+RACK = "example.com/rack"
+
+
+def in_racks(
+    *pods: Json, levels: tuple[str, ...] = ("topology.kubernetes.io/zone", RACK)
+) -> Snapshot:
+    """Return a cluster with two nodes of rack r1 and one of r2, and these pods."""
+    nodes = (
+        elastic_node(name, T4_MIB, labels={"topology.kubernetes.io/zone": "a", RACK: rack})
+        for name, rack in {"n": "r1", "m": "r1", "o": "r2"}.items()
+    )
+    view = snapshot(nodes=tuple(nodes), pods=pods)
+    view.state.topology_levels = levels
+    return view
+
+
+def requiring(label: str, *names: str, **given: Any) -> list[Json]:
+    """Return pods of a gang of two that requires this level."""
+    written = {REQUIRED_TOPOLOGY: label, **given.pop("annotations", {})}
+    labels = gang_labels("g", 2)
+    return [pod_json(name, 4, labels=labels, annotations=written, **given) for name in names]
+
+
+def test_gang_is_planned_for_in_one_rack_when_it_requires_one() -> None:
+    """The rule of its case has the level and those around it. Preferred levels make no rule."""
+    case = case_of(in_racks(*requiring(RACK, "a", "b")))
+    assert case.gangs == {"default/g": Gang(same=("topology.kubernetes.io/zone", RACK))}
+    case = case_of(in_racks(*requiring("topology.kubernetes.io/zone", "a", "b")))
+    assert case.gangs == {"default/g": Gang(same=("topology.kubernetes.io/zone",))}
+    pods = [pod_json(name, 4, labels=gang_labels("g", 2)) for name in "ab"]
+    assert case_of(in_racks(*pods)).gangs == {"default/g": Gang()}
+    # Kueue's annotations are its own where fenka has no levels.
+    assert case_of(in_racks(*requiring(RACK, "a", "b"), levels=())).gangs == {"default/g": Gang()}
+
+
+def test_member_is_planned_for_beside_those_that_have_started() -> None:
+    """One runs on o, so the other selects its zone and its rack."""
+    running = requiring(RACK, "a", node="o", annotations=on_card(0, 4))
+    case = case_of(in_racks(*running, *requiring(RACK, "b")))
+    assert [dict(each.selector) for each in case.requests] == [
+        {"topology.kubernetes.io/zone": "a", RACK: "r2"}
+    ]
+
+
+def test_gang_is_unserved_when_its_topology_cannot_be_planned() -> None:
+    """New nodes are of no known host, and a gang in two racks is in no single one."""
+    levels = ("topology.kubernetes.io/zone", RACK, "kubernetes.io/hostname")
+    sentences = pending_demand(
+        in_racks(*requiring("kubernetes.io/hostname", "a", "b"), levels=levels)
+    ).unserved.values()
+    assert "its gang must be on one node, and nodes are planned one by one" in sentences
+    running = [
+        *requiring(RACK, "a", node="n", annotations=on_card(0, 4)),
+        *requiring(RACK, "b", node="o", annotations=on_card(0, 4)),
+    ]
+    sentences = pending_demand(in_racks(*running, *requiring(RACK, "c"))).unserved.values()
+    assert f"its gang has started in several {RACK}, and must be in one" in sentences
+    sentences = pending_demand(in_racks(*requiring("row", "a", "b"))).unserved.values()
+    assert any(
+        sentence.startswith(f"annotation {REQUIRED_TOPOLOGY} is 'row'") for sentence in sentences
+    )
 
 
 def test_gang_is_unserved_when_one_of_its_pods_is() -> None:

@@ -20,11 +20,18 @@ from fenka.cluster.gang_placement import GangMembers
 from fenka.cluster.node_admission import ineligibility_reasons
 from fenka.cluster.objects import Condition, Node, NodeStatus, ObjectMeta, Pod, seconds
 from fenka.cluster.pending_queue import is_open
-from fenka.cluster.pod_groups import PodGang, group_key, group_name
+from fenka.cluster.pod_groups import PodGang, gang_proximity, group_key, group_name
 from fenka.cluster.queue_snapshot import time_limit_s
 from fenka.core.errors import FenkaError, InvalidCase
 from fenka.core.inventory import Toleration
-from fenka.core.nodes.case import OPERATORS, Amount, CaseRequest, check_request
+from fenka.core.nodes.case import (
+    HOSTNAME_LABEL,
+    OPERATORS,
+    Amount,
+    CaseRequest,
+    Gang,
+    check_request,
+)
 from fenka.core.request import MAX_HOST, Memory, PercentOfCard, Request
 from fenka.dialects.base import GIB_MIB, Dialect, InvalidRecord, SliceRequest
 from fenka.dialects.registry import DIALECTS, resource_names
@@ -92,11 +99,13 @@ class Demand:
         requests: one for each pod, by its UID.
         rules: by the pod's UID.
         unserved: why pods are left out, by UID.
+        gangs: rules of gangs that have some, by the gang's key.
     """
 
     requests: Mapping[str, CaseRequest] = field(default_factory=dict)
     rules: Mapping[str, Rules] = field(default_factory=dict)
     unserved: Mapping[str, str] = field(default_factory=dict)
+    gangs: Mapping[str, Gang] = field(default_factory=dict)
 
 
 def pending_demand(snapshot: Snapshot) -> Demand:
@@ -171,6 +180,7 @@ def demand_of(snapshot: Snapshot, pods: Iterable[ElasticPod]) -> Demand:
     requests, rules, unserved = dict[str, CaseRequest](), dict[str, Rules](), dict[str, str]()
     gangs: dict[str, list[str]] = {}
     affinities = set[bytes]()
+    in_domains = dict[str, Gang]()
     for pod in pods:
         uid = pod.metadata.uid
         try:
@@ -180,6 +190,8 @@ def demand_of(snapshot: Snapshot, pods: Iterable[ElasticPod]) -> Demand:
                     present[gang.key] = members.status(gang, by_gang.get(gang.key, ())).present
                 _check_present(gang, present[gang.key])
             request = case_request(pod, snapshot.state.dialects, gang)
+            if gang is not None:
+                request = _in_domain(snapshot, pod, request, gang, in_domains)
             rule = _rules(pod, request, snapshot.state.dialects)
             _count_affinity(affinities, rule.affinity)
         except (Inexpressible, InvalidRecord) as why:
@@ -190,7 +202,46 @@ def demand_of(snapshot: Snapshot, pods: Iterable[ElasticPod]) -> Demand:
         if name is not None:
             gangs.setdefault(f"{pod.metadata.namespace}/{name}", []).append(uid)
     _leave_out_incomplete_gangs(snapshot, members, gangs, requests, unserved)
-    return Demand(requests, rules, unserved)
+    return Demand(requests, rules, unserved, in_domains)
+
+
+def _in_domain(
+    snapshot: Snapshot,
+    pod: ElasticPod,
+    request: CaseRequest,
+    gang: PodGang,
+    in_domains: dict[str, Gang],
+) -> CaseRequest:
+    """Return the request of a gang's member, of the domain in which others have started.
+
+    Args:
+        snapshot: the cluster.
+        pod: the member.
+        request: what it requests.
+        gang: its gang.
+        in_domains: the rules of gangs. The gang's is added if its members must be in one domain.
+
+    Raises:
+        InvalidRecord: it requires a level that is not configured.
+        Inexpressible: its gang is in several domains, or must be on one node.
+    """
+    topology, beside = snapshot.state.topology(), snapshot.state.gang_nodes(gang.key)
+    proximity = gang_proximity([pod], topology, beside)
+    if topology is None or proximity is None or not proximity.required:
+        return request
+    if not proximity.possible:
+        raise Inexpressible(
+            f"its gang has started in several {proximity.label}, and must be in one"
+        )
+    if proximity.label == HOSTNAME_LABEL:
+        raise Inexpressible("its gang must be on one node, and nodes are planned one by one")
+    labels = topology.levels[: proximity.level + 1]
+    known = in_domains.get(gang.key)
+    if known is None or len(known.same) < len(labels):
+        in_domains[gang.key] = Gang(same=labels)
+    domains = {topology.domain(name, proximity.level) or () for name in beside}
+    values = dict(zip(labels, next(iter(domains), ()), strict=False))
+    return replace(request, selector={**values, **request.selector})
 
 
 def _count_affinity(known: set[bytes], affinity: bytes) -> None:

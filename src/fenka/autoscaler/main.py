@@ -60,7 +60,7 @@ class Autoscaler:
         sleep: waits for a number of seconds.
         """
         dialects = WITH_HAMI if options.hami_names else DIALECTS
-        self.cluster = ElasticCluster(api, dialects)
+        self.cluster = ElasticCluster(api, dialects, tuple(options.topology_level))
         recorder = EventRecorder(api, "fenka-autoscaler", identity)
         memory = StoredState.of(api, options.namespace, config)
         election = Election(api, options.namespace, options.lease, identity, clock=clock)

@@ -94,7 +94,11 @@ def case_of(snapshot: Snapshot, requests: Mapping[str, CaseRequest], demand: Dem
     groups, most = _bounded(snapshot, offered)
     rules = {uid: demand.rules[uid] for uid in requests}
     groups, nodes, requests = _with_rules(snapshot, offered, groups, nodes, requests, rules)
-    gangs = {request.gang: Gang() for request in requests.values() if request.gang is not None}
+    gangs = {
+        request.gang: demand.gangs.get(request.gang, Gang())
+        for request in requests.values()
+        if request.gang is not None
+    }
     case = PlanningCase(
         format=FORMAT,
         groups=tuple(groups),
@@ -349,7 +353,7 @@ async def read_snapshot(
         InvalidRecord: if the scheduler's options cannot be read.
     """
     options = await read_scheduler_options(api)
-    cluster = ElasticCluster(api, options.dialects)
+    cluster = ElasticCluster(api, options.dialects, options.topology_levels)
     shapes = ShapeStore(api, published.namespace, config)
     await asyncio.gather(cluster.read(), *([shapes.load()] if published.namespace else []))
     offers = (

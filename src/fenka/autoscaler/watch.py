@@ -10,7 +10,7 @@ import msgspec
 from fenka.cluster import autoscaling, objects
 from fenka.cluster.compact import MAX_RESOURCES, kept_annotations, kept_labels, limit_pod
 from fenka.cluster.objects import Node
-from fenka.cluster.pod_groups import POD_GROUPS_PATH, PodGroup, group_name
+from fenka.cluster.pod_groups import POD_GROUPS_PATH, TOPOLOGY_ANNOTATIONS, PodGroup, group_name
 from fenka.cluster.pod_preemption import BUDGETS_PATH, PodDisruptionBudget
 from fenka.cluster.state import ClusterState
 from fenka.core.request import MAX_HOST
@@ -22,7 +22,11 @@ from fenka.kubernetes.informer import Informer, Informers, NullListener, PodGrou
 DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 _READ_ANNOTATIONS = frozenset(
-    (autoscaling.PLANNED, autoscaling.INTERRUPTIBLE, DO_NOT_DISRUPT, SAFE_TO_EVICT, objects.MIRROR)
+    (
+        *TOPOLOGY_ANNOTATIONS,
+        *(autoscaling.PLANNED, autoscaling.INTERRUPTIBLE, DO_NOT_DISRUPT, SAFE_TO_EVICT),
+        objects.MIRROR,
+    )
 )
 DAEMON_SETS_PATH = "/apis/apps/v1/daemonsets"
 
@@ -349,9 +353,12 @@ class ElasticCluster(Informers):
         changed: set when something has changed by which anything is decided.
     """
 
-    def __init__(self, api: Api, dialects: tuple[Dialect, ...]) -> None:
+    def __init__(
+        self, api: Api, dialects: tuple[Dialect, ...], topology_levels: tuple[str, ...] = ()
+    ) -> None:
         self.changed = asyncio.Event()
         self.state = ClusterState(dialects=dialects)
+        self.state.topology_levels = topology_levels
         self.pods = PodIndex(self.state, self.changed)
         self.nodes = NodeIndex(self.state, self.changed)
         self._groups = PodGroupIndex()

@@ -12,7 +12,8 @@ from fenka.autoscaler.recorded.pseudonyms import Pseudonyms
 from fenka.autoscaler.watch import DaemonSet, ElasticPod
 from fenka.cloud.config import AutoscalerConfig, ProviderConfig
 from fenka.cluster.objects import Node
-from fenka.cluster.pod_groups import PodGroup
+from fenka.cluster.pod_groups import TOPOLOGY_ANNOTATIONS, PodGroup
+from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.cluster.state import ClusterState
 from fenka.core.nodes.plan import NodePlan
 from fenka.core.request import Slice
@@ -27,7 +28,12 @@ SECRET = "acme"
 
 
 def recorded(
-    nodes: list[Json], pods: list[Json], groups: list[Json] | None = None, *, named: bool = False
+    nodes: list[Json],
+    pods: list[Json],
+    groups: list[Json] | None = None,
+    *,
+    named: bool = False,
+    levels: tuple[str, ...] = (),
 ) -> ClusterFile:
     """Return the file of a cluster, with or without names."""
     read_nodes = [msgspec.convert(each, Node) for each in nodes]
@@ -41,13 +47,17 @@ def recorded(
     }
     daemons = [msgspec.convert(daemon, DaemonSet)]
     if not named:
-        names = Pseudonyms(ClusterState(read_nodes, read_pods), read_pods, read_groups, daemons)
+        state = ClusterState(read_nodes, read_pods)
+        state.topology_levels = levels
+        names = Pseudonyms(state, read_pods, read_groups, daemons)
+        levels = names.topology_levels()
         read_nodes, read_pods = list(map(names.node, read_nodes)), list(map(names.pod, read_pods))
         read_groups, daemons = list(map(names.group, read_groups)), list(map(names.daemon, daemons))
     return ClusterFile(
         format=FORMAT,
         at=1e9,
         names="kept" if named else "pseudonyms",
+        scheduler=SchedulerOptions(topology_levels=levels),
         nodes=tuple(read_nodes),
         pods=tuple(read_pods),
         pod_groups=tuple(read_groups),
@@ -195,6 +205,30 @@ def test_plan_without_names_is_that_with_names(
         (number, node.replace(f"{SECRET}-b", "node-2"), cards) for number, node, cards in found
     }
     assert len(named.unserved) == len(without.unserved)
+
+
+def test_racks_without_names_are_the_same_racks() -> None:
+    """Of three nodes two are in one rack, and the gang goes there. What is no level says nothing."""
+    level = f"{SECRET}.com/rack"
+    nodes = [named_node(name, T4_MIB) for name in "abc"]
+    for made, rack in zip(nodes, ("r1", "r2", "r2"), strict=True):
+        made["metadata"]["labels"][level] = f"{SECRET}-{rack}"
+    required, preferred, unconstrained = TOPOLOGY_ANNOTATIONS
+    written = {required: level, preferred: f"{SECRET}.com/row", unconstrained: SECRET}
+    pods = [
+        named_pod(f"g{n}", 13, labels=gang_labels(f"{SECRET}-gang", 2), annotations=written)
+        for n in range(2)
+    ]
+    file = recorded(nodes, pods, levels=(level,))
+    assert SECRET not in encode(file).decode().lower()
+    named = planned(recorded(nodes, pods, named=True, levels=(level,)))
+    assert {each.node for each in named.placements} == {f"{SECRET}-b", f"{SECRET}-c"}
+    assert {each.node for each in planned(file).placements} == {"node-2", "node-3"}
+    # A gang of three has no rack.
+    third = named_pod("g2", 13, labels=gang_labels(f"{SECRET}-gang", 3), annotations=written)
+    for each in pods:
+        each["metadata"]["labels"] |= gang_labels(f"{SECRET}-gang", 3)
+    assert not planned(recorded(nodes, [*pods, third], levels=(level,))).placements
 
 
 def test_what_pods_hold_is_kept_also_if_their_nodes_report_other_sizes() -> None:

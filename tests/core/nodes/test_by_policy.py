@@ -42,6 +42,27 @@ def test_gangs_start_whole_or_not_at_all() -> None:
     assert (plan.nodes[0].count, plan.cost) == (1, 4.0)
 
 
+def test_gangs_are_in_one_rack_when_their_rule_says_so() -> None:
+    """Racks r1 and r2 have a card each, and r3 has two; binpack would take those of r1 and r2."""
+    there = [
+        node(name, held(), labels={"rack": rack})
+        for name, rack in {"a": "r1", "b": "r2", "c": "r3", "d": "r3"}.items()
+    ]
+    members = [request(f"m{number}", 14, gang="g") for number in range(2)]
+    for rule, expected in ((Gang(), ["a", "b"]), (Gang(same=("rack",)), ["c", "d"])):
+        plan = placed(case(*members, nodes=tuple(there), gangs={"g": rule}))
+        assert [pod.node for pod in plan.placements] == expected
+    plan = placed(case(*members, nodes=tuple(there[:2]), gangs={"g": Gang(same=("rack",))}))
+    assert plan.unserved[0].why == (
+        "0/1 GPUs fit: 1 too little memory; all must be in one rack, and r1 has the most room: "
+        "1 of the gang's 2 would fit together"
+    )
+    # Zones may be empty, as those of groups without one are.
+    zones = [node("a", held()), node("b", held(), zone="x"), node("c", held())]
+    plan = placed(case(*members, nodes=tuple(zones), gangs={"g": Gang(zone="same")}))
+    assert [pod.node for pod in plan.placements] == ["a", "c"]
+
+
 def test_counted_resources_and_host_are_respected() -> None:
     """Of two FPGAs the node has one left; its 4 cores serve two pods of 2; a place for pods is gone."""
     fpga = node("gpu", held(), resources={"x/fpga": 1})

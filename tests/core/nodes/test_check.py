@@ -98,6 +98,18 @@ def test_gang_passes_only_in_one_zone_when_it_wants_that(zone: str, passes: bool
     assert bool(passed(what, ("r", "n", (0,)), ("r", "m", (0,)))) == passes
 
 
+def test_gang_passes_only_in_one_rack_when_its_rule_names_one() -> None:
+    """A node without the label is of none."""
+    gangs = {"g": Gang(same=("rack",))}
+    there = [
+        node(name, held(), labels={"rack": rack} if rack else {})
+        for name, rack in {"n": "r1", "m": "r1", "o": "r2", "p": ""}.items()
+    ]
+    what = case(request(count=2, gang="g"), nodes=tuple(there), gangs=gangs)
+    for pair, passes in {"nm": True, "no": False, "pp": False, "np": False}.items():
+        assert bool(passed(what, *(("r", name, (0,)) for name in pair))) == passes
+
+
 def test_held_memory_beyond_the_card_leaves_nothing() -> None:
     """Foreign records may overcommit a card."""
     card = HeldCard(model="Tesla T4", memory_mib=T4_MIB, held_mib=2 * T4_MIB)

@@ -76,6 +76,30 @@ def test_plan_keeps_a_gang_in_one_zone_when_it_wants_that() -> None:
     assert nodes(planned(case(what, groups=groups))) == {"a": 1, "b": 1}
 
 
+def test_plan_keeps_a_gang_in_one_rack_when_its_rule_names_the_labels() -> None:
+    """The node there is in rack r1 of zone a, and the cheapest group too; that of zone b has another r1.
+
+    A group without the label is of no rack. So both members are in a, one of them on the node there.
+    """
+    there = node("gpu", held(), zone="a", labels={"rack": "r1"})
+    groups = (
+        group("a", 3.0, zone="a", labels={"rack": "r1"}, max=1),
+        group("b", 1.0, zone="b", labels={"rack": "r1"}, max=1),
+        group("c", 0.5, zone="a"),
+    )
+    what = request(units=14, count=2, gang="g")
+    rule = Gang(same=("topology.kubernetes.io/zone", "rack"))
+    plan = planned(case(what, nodes=(there,), groups=groups, gangs={"g": rule}))
+    assert [pod.node for pod in plan.placements] == ["gpu", "new:a:0"]
+    # Of the racks alone, b is in the same.
+    plan = planned(case(what, nodes=(there,), groups=groups, gangs={"g": Gang(same=("rack",))}))
+    assert nodes(plan) == {"b": 1}
+    # Nobody has this label.
+    plan = planned(case(what, nodes=(there,), groups=groups, gangs={"g": Gang(same=("row",))}))
+    assert not plan.placements
+    assert sum(left.count for left in plan.unserved) == 2
+
+
 def test_plan_takes_the_cheapest_offer_that_holds_a_nodes_pods() -> None:
     """Four cards are cheaper by card, but one pod needs one."""
     plan = planned(case(request(), groups=(group("four", 8.0, cards=4), group("one", 3.0))))

@@ -7,6 +7,7 @@ for granted of the API server is checked.
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -92,7 +93,7 @@ async def record_cluster(api: Api, now: float, *, keep_names: bool) -> ClusterFi
         InvalidRecord: if the scheduler's options cannot be read.
     """
     options = await read_scheduler_options(api)
-    cluster = ElasticCluster(api, options.dialects)
+    cluster = ElasticCluster(api, options.dialects, options.topology_levels)
     await cluster.read()
     nodes = sorted(cluster.nodes.by_name.values(), key=lambda node: node.metadata.name)
     pods = sorted(
@@ -105,6 +106,7 @@ async def record_cluster(api: Api, now: float, *, keep_names: bool) -> ClusterFi
         kept = tuple(map(_compact, nodes)), kept_pods, tuple(groups), tuple(daemons)
     else:
         names = Pseudonyms(cluster.state, pods, groups, daemons)
+        options = replace(options, topology_levels=names.topology_levels())
         kept = (
             tuple(map(names.node, nodes)),
             tuple(map(names.pod, pods)),
@@ -161,6 +163,7 @@ def read_cluster_file(path: Path) -> ClusterFile:
 def snapshot_of(file: ClusterFile, config: AutoscalerConfig) -> Snapshot:
     """Return the cluster of a file, as the autoscaler sees one. config: which groups there are."""
     state, changed = ClusterState(dialects=file.scheduler.dialects), asyncio.Event()
+    state.topology_levels = file.scheduler.topology_levels
     state.set_time(file.at)
     nodes, pods, groups = NodeIndex(state, changed), PodIndex(state, changed), PodGroupIndex()
     nodes.on_replace(file.nodes)

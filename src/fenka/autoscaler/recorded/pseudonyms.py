@@ -28,6 +28,7 @@ from fenka.cluster.objects import Node, ObjectMeta, Pod, SelectorRequirement
 from fenka.cluster.pod_groups import (
     MINIMUM_LABEL,
     NAME_LABELS,
+    TOPOLOGY_ANNOTATIONS,
     PodGroup,
     group_name,
 )
@@ -143,7 +144,11 @@ class Pseudonyms:
         all_nodes = self._state.nodes()
         requirements = [rule for spec in specs for rule in _requirements(spec)]
         selected = [(*item,) for spec in specs for item in spec.node_selector.items()]
-        self._selected = {key for key, _ in selected} | {rule.key for rule in requirements}
+        self._selected = {
+            *(key for key, _ in selected),
+            *(rule.key for rule in requirements),
+            *self._state.topology_levels,
+        }
         taints = [taint for node in all_nodes for taint in node.spec.taints]
         tolerations = [rule for spec in specs for rule in spec.tolerations]
         keys = chain(
@@ -184,6 +189,10 @@ class Pseudonyms:
             ),
         )
         self._resources = _Names("resource", (name for name in amounts if not _is_known(name)))
+
+    def topology_levels(self) -> tuple[str, ...]:
+        """Return the levels of topology domains."""
+        return tuple(map(self._key, self._state.topology_levels))
 
     # ---- nodes ----
 
@@ -391,6 +400,12 @@ class Pseudonyms:
             annotations[autoscaling.INTERRUPTIBLE] = "true"
         if objects.MIRROR in meta.annotations:
             annotations[objects.MIRROR] = ""
+        for name in TOPOLOGY_ANNOTATIONS:
+            if (value := meta.annotations.get(name)) is not None:
+                known = value in self._state.topology_levels
+                annotations[name] = (
+                    self._key(value) if known else _word(value, ("true",)) or UNREADABLE
+                )
         return labels, annotations
 
     def _gang_labels(self, pod: Pod) -> dict[str, str]:

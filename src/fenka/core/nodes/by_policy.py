@@ -16,6 +16,7 @@ from fenka.core.nodes.case import (
     FORMAT,
     PRICE_UNIT,
     CaseRequest,
+    Gang,
     PlanningCase,
     check_case,
     whole_price,
@@ -28,11 +29,12 @@ from fenka.core.nodes.plan import (
     checked,
     virtual_node,
 )
-from fenka.core.nodes.problem import AnyMachine, ineligible
+from fenka.core.nodes.problem import AnyMachine, domain_of, ineligible
 from fenka.core.policies.candidates import TargetPolicy
 from fenka.core.policies.target import ExpectedWorkload
 from fenka.core.policies.workload import kind, typical
 from fenka.core.request import Placement, Request
+from fenka.core.topology.domains import Proximity, Topology
 
 COUNTED = "its node has too few places for pods, or too little of a counted resource"
 
@@ -139,10 +141,27 @@ def _pending(
             entry = f"{request.name} {number}" if request.gang is None else f"gang {request.gang}"
             members.setdefault(entry, []).append(request)
     eligible: dict[object, frozenset[str]] = {}
+    proximities = {name: _proximity(gang, slots) for name, gang in case.gangs.items()}
     return [
-        _entry(name, requests, by, _eligible(requests, slots, eligible))
+        _entry(
+            name,
+            requests,
+            by,
+            _eligible(requests, slots, eligible),
+            proximities.get(requests[0].gang or ""),
+        )
         for name, requests in members.items()
     ], members
+
+
+def _proximity(gang: Gang, slots: Mapping[str, AnyMachine]) -> Proximity | None:
+    """Return how close together the members of a gang must be; None if that does not matter."""
+    if not gang.in_one_domain:
+        return None
+    domains = {name: domain_of(gang, machine) for name, machine in slots.items()}
+    labels = ("zone",) * (gang.zone == "same") + gang.same
+    known = {name: domain for name, domain in domains.items() if domain is not None}
+    return Proximity(Topology(labels, known), len(labels) - 1, required=True)
 
 
 def _eligible(
@@ -172,7 +191,11 @@ def _eligible(
 
 
 def _entry(
-    name: str, requests: list[CaseRequest], by: PolicyQueue, nodes: frozenset[str]
+    name: str,
+    requests: list[CaseRequest],
+    by: PolicyQueue,
+    nodes: frozenset[str],
+    proximity: Proximity | None,
 ) -> queue.PendingRequest:
     return queue.PendingRequest(
         name,
@@ -181,6 +204,7 @@ def _entry(
         min(request.priority for request in requests),
         requests[0].name.rpartition("/")[0],
         nodes=nodes,
+        proximity=proximity,
     )
 
 

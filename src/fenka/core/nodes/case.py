@@ -205,9 +205,20 @@ class CaseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gang:
-    """A rule for requests that start together or not at all. zone: `same` keeps all of them in one zone."""
+    """A rule for requests that start together or not at all.
+
+    Attributes:
+        zone: `same` keeps all of them in one zone.
+        same: labels of nodes, of which all of them get one value each: those of a rack, for example.
+    """
 
     zone: Literal["any", "same"] = "any"
+    same: tuple[str, ...] = ()
+
+    @property
+    def in_one_domain(self) -> bool:
+        """Return whether all must be in one topology domain."""
+        return self.zone == "same" or bool(self.same)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

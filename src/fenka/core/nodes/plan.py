@@ -25,10 +25,11 @@ from fenka.core.nodes.case import (
     whole_price,
 )
 from fenka.core.nodes.price_bound import price_bound
-from fenka.core.nodes.problem import AnyMachine, Problem, card_needs, ineligible
+from fenka.core.nodes.problem import AnyMachine, Problem, card_needs, domain_of, ineligible
 from fenka.core.nodes.quick import quick_plan
 from fenka.core.nodes.solution import Fill, Solution, solution_of, topped_up
 from fenka.core.request import Placement, Slice
+from fenka.core.topology.domains import Domain
 from fenka.core.units import card_units
 from fenka.core.usage import UsageTotals
 
@@ -62,17 +63,14 @@ def checked(
     requests = {request.name: request for request in case.requests}
     passed = [pod for pod in pods if world.admit(requests[pod.request], pod)]
     served: dict[str, int] = {}
-    zones: dict[str, set[str]] = {}
+    domains: dict[str, set[Domain | None]] = {}
     for pod in passed:
         served[pod.request] = served.get(pod.request, 0) + 1
         gang = requests[pod.request].gang
-        if gang is not None:
-            zones.setdefault(gang, set()).add(slots[pod.node].zone)
-    broken = {
-        gang
-        for gang, used in zones.items()
-        if gang in case.gangs and case.gangs[gang].zone == "same" and len(used) > 1
-    }
+        if gang is not None and gang in case.gangs and case.gangs[gang].in_one_domain:
+            domain = domain_of(case.gangs[gang], slots[pod.node])
+            domains.setdefault(gang, set()).add(domain)
+    broken = {gang for gang, used in domains.items() if len(used) > 1 or None in used}
     broken |= {
         request.gang
         for request in case.requests

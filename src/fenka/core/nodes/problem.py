@@ -10,8 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fenka.core.inventory import STRICT_EFFECTS, WHOLE_COMPUTE, needed_protection_s, tolerates
-from fenka.core.nodes.case import CaseNode, CaseRequest, NodeGroup, PlanningCase, whole_price
+from fenka.core.nodes.case import (
+    CaseNode,
+    CaseRequest,
+    Gang,
+    NodeGroup,
+    PlanningCase,
+    whole_price,
+)
 from fenka.core.request import Request
+from fenka.core.topology.domains import Domain
 
 CLOSED = -1
 """The free memory of a card that admits nobody."""
@@ -128,13 +136,14 @@ class RequestClass:
     Attributes:
         requests: numbers of the requests that they are of.
         demand: how many pods.
-        zone: the zone that they may use, None for any: a gang of one zone has a class for each zone.
+        domain: the topology domain that they may use, None for any: a gang that must be in one has a class
+            for each.
     """
 
     request: CaseRequest
     requests: tuple[int, ...]
     demand: int
-    zone: str | None = None
+    domain: Domain | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +178,7 @@ class NodeType:
 
 
 class GangClasses(NamedTuple):
-    """A gang. options: the classes that are served together; one option, or one for each zone."""
+    """A gang. options: the classes that are served together; one option, or one for each domain."""
 
     name: str
     options: tuple[tuple[int, ...], ...]
@@ -185,6 +194,7 @@ class Problem:
         requested = {name for request in case.requests for name in request.resources}
         self._resources = sorted(offered & requested)
         self._selected = {key for request in case.requests for key in request.selector}
+        self._selected.update(*(gang.same for gang in case.gangs.values()))
         self._shapes: dict[object, int] = {}
         self._machines: list[AnyMachine] = []
         self._rules: dict[object, int] = {}
@@ -349,29 +359,37 @@ class Problem:
         for number, request in enumerate(self.case.requests):
             equal.setdefault(_class_key(request), []).append(number)
         classes: list[RequestClass] = []
-        options: dict[str, dict[str | None, list[int]]] = {}
-        zones = list(dict.fromkeys(type_.machine.zone for type_ in self.types))
+        options: dict[str, dict[Domain | None, list[int]]] = {}
         for numbers in equal.values():
             request = self.case.requests[numbers[0]]
             demand = sum(self.case.requests[number].count for number in numbers)
-            rule = self.case.gangs.get(request.gang) if request.gang is not None else None
-            for zone in zones if rule and rule.zone == "same" else (None,):
+            rule = self._gang_rule(request)
+            for domain in self._domains(rule) if rule.in_one_domain else (None,):
                 if request.gang is not None:
                     of_gang = options.setdefault(request.gang, {})
-                    of_gang.setdefault(zone, []).append(len(classes))
-                classes.append(RequestClass(request, tuple(numbers), demand, zone))
+                    of_gang.setdefault(domain, []).append(len(classes))
+                classes.append(RequestClass(request, tuple(numbers), demand, domain))
         gangs = [
-            GangClasses(name, tuple(tuple(option) for option in by_zone.values()))
-            for name, by_zone in options.items()
+            GangClasses(name, tuple(tuple(option) for option in by_domain.values()))
+            for name, by_domain in options.items()
         ]
         return classes, gangs
+
+    def _gang_rule(self, request: CaseRequest) -> Gang:
+        return self.case.gangs.get(request.gang or "", _ANYWHERE)
+
+    def _domains(self, rule: Gang) -> list[Domain]:
+        """Return the domains of a gang's rule; one that no node is in if there are none."""
+        domains = (domain_of(rule, type_.machine) for type_ in self.types)
+        return list(dict.fromkeys(domain for domain in domains if domain is not None)) or [()]
 
     def _rule(self, class_: RequestClass) -> int:
         """Return the number of its rules about nodes as such."""
         request = class_.request
         selector = tuple(sorted(request.selector.items()))
         spot = request.interruptible, request.duration_s
-        key = selector, request.tolerations, spot, class_.zone
+        in_domain = None if class_.domain is None else (self._gang_rule(request), class_.domain)
+        key = selector, request.tolerations, spot, in_domain
         return self._rules.setdefault(key, len(self._rules))
 
     def _servable(self) -> frozenset[int]:
@@ -396,7 +414,8 @@ class Problem:
         class_, rule = self.classes[number], self._class_rules[number]
         if (rule, shape) not in self._eligible:
             self._eligible[rule, shape] = not ineligible(class_.request, machine) and (
-                class_.zone is None or class_.zone == machine.zone
+                class_.domain is None
+                or class_.domain == domain_of(self._gang_rule(class_.request), machine)
             )
         if not self._eligible[rule, shape] or self._not_offered[number]:
             return None
@@ -456,6 +475,17 @@ def labels_of(machine: AnyMachine) -> dict[str, str]:
     group = machine.name if isinstance(machine, NodeGroup) else machine.group
     implied = {ZONE_LABEL: machine.zone, CAPACITY_LABEL: machine.capacity, GROUP_LABEL: group}
     return {**machine.labels, **{key: value for key, value in implied.items() if value}}
+
+
+_ANYWHERE = Gang()
+
+
+def domain_of(gang: Gang, machine: AnyMachine) -> Domain | None:
+    """Return the domain that such a node is in, by the rule of a gang; None if it lacks a label."""
+    labels = labels_of(machine)
+    zone = (machine.zone,) if gang.zone == "same" else ()
+    values = tuple(labels.get(label, "") for label in gang.same)
+    return (*zone, *values) if all(values) else None
 
 
 def ineligible(request: CaseRequest, machine: AnyMachine) -> str:

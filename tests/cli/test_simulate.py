@@ -166,7 +166,8 @@ def test_trace_gives_the_allocation_by_load(tmp_path: Path) -> None:
         (("--look-ahead", "17"), "--look-ahead must be 1 to 16, not 17"),
         (("--runs", "0"), "--runs must be 1 to 1000, not 0"),
         (("--by-time",), "--by-time takes the order from the pods' times"),
-        (("--faster", "2"), "--faster and --known-times are for --by-time: add it"),
+        (("--topology-level", "rack"), "--topology-level are for --by-time: add it"),
+        (("--faster", "2"), "--faster, --known-times and --topology-level are for --by-time"),
         (("--faster", "nan"), "--faster must be 1e-06 to 1e+09, not nan"),
         (("--plot", "x.pdf"), "--plot writes .svg or .png, not .pdf: name the file so"),
         (("--plot", "/nowhere/x.svg"), "/nowhere/x.svg: No such file or directory"),
@@ -211,6 +212,35 @@ def test_replay_by_time_gives_waiting_times(tmp_path: Path) -> None:
     assert lines[3].startswith(
         "binpack: 55.00 % of the cards allocated on average, 1 pods never fit"
     )
+
+
+def test_replay_by_time_says_how_many_gangs_were_in_one_rack(tmp_path: Path) -> None:
+    """One gang of two, on the only card of each of two racks in one zone."""
+    (tmp_path / "nodes.csv").write_text(
+        "sn,cpu_milli,memory_mib,gpu,model,zone,rack\na,8000,1000,1,T4,z,r1\nb,8000,1000,1,T4,z,r2\n"
+    )
+    pods = ["name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time,gang"]
+    pods += [f"{name},1000,10,1,1000,0,10,g" for name in ("one", "other")]
+    (tmp_path / "pods.csv").write_text("\n".join(pods) + "\n")
+    words = (
+        "simulate",
+        "--nodes",
+        str(tmp_path / "nodes.csv"),
+        "--pods",
+        str(tmp_path / "pods.csv"),
+    )
+    levels = ("--by-time", "--topology-level", "zone", "--topology-level", "rack")
+    result = fenka(*words, *levels)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[3:5] == [
+        "100.0 % of the gangs are in one zone",
+        "0.0 % of the gangs are in one rack",
+    ]
+    document = json.loads(fenka(*words, *levels, "-o", "json").stdout)
+    assert document["gangs_in_one"] == {"zone": 100.0, "rack": 0.0}
+    result = fenka(*words, "--by-time", "--topology-level", "row")
+    assert result.exit_code == 2
+    assert "has no column row" in result.stderr
 
 
 def test_runs_in_processes_and_json_are_the_same_again(tmp_path: Path) -> None:

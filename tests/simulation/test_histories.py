@@ -1,6 +1,7 @@
 """Random histories of a virtual queue: after each event its invariants hold."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -19,6 +20,7 @@ from fenka.core.policies.workload import Typical
 from fenka.core.queue import Fairness, PendingRequest, queue_order
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Memory, Request
+from fenka.core.topology.domains import Proximity, Topology
 from fenka.simulation.timed import VirtualQueue
 
 NODES = tuple(
@@ -31,6 +33,7 @@ NODES = tuple(
     )
     for name, count in (("a", 1), ("b", 2), ("c", 2))
 )
+TOPOLOGY = Topology(("zone", "rack"), {"a": ("z", "r1"), "b": ("z", "r2"), "c": ("z", "r2")})
 REQUESTS = st.one_of(
     st.sampled_from([250, 500, 750]).map(lambda parts: Request(Memory(parts), cpu_milli=500)),
     st.integers(1, 2).map(lambda cards: Request(None, cards=cards, whole=True, cpu_milli=1000)),
@@ -48,6 +51,7 @@ class VirtualMachine(RuleBasedStateMachine):
         self.now, self.count = 0.0, 0
         self.queue: VirtualQueue | None = None
         self.sizes: dict[str, int] = {}
+        self.proximities: dict[str, Proximity | None] = {}
         self.ended: Counter[str] = Counter()
 
     @property
@@ -63,6 +67,11 @@ class VirtualMachine(RuleBasedStateMachine):
     def _serve(self) -> None:
         for started in self.virtual.schedule(self.now):
             assert len(started.placements) == self.sizes[started.request.id]
+            proximity = self.proximities[started.request.id]
+            if proximity is not None and proximity.required:
+                names = {placement.node for placement in started.placements}
+                domains = {TOPOLOGY.domain(name, proximity.level) for name in names}
+                assert len(domains) == 1
 
     # ---- events ----
 
@@ -78,13 +87,29 @@ class VirtualMachine(RuleBasedStateMachine):
         user=st.sampled_from("xy"),
         priority=st.sampled_from([0, 0, 1]),
         limit=st.none() | st.integers(1, 30),
+        level=st.sampled_from([None, 0, 1]),
+        required=st.booleans(),
     )
-    def arrive(self, requests: list[Request], user: str, priority: int, limit: int | None) -> None:
-        """A pod comes, or a gang."""
+    def arrive(
+        self,
+        requests: list[Request],
+        user: str,
+        priority: int,
+        limit: int | None,
+        level: int | None,
+        *,
+        required: bool,
+    ) -> None:
+        """A pod comes, or a gang, which may be wanted in one rack or zone."""
         name = f"r{self.count:03}"
         self.count += 1
         self.sizes[name] = len(requests)
-        self.virtual.arrive(PendingRequest(name, tuple(requests), self.now, priority, user, limit))
+        proximity = (
+            None if level is None or len(requests) == 1 else Proximity(TOPOLOGY, level, required)
+        )
+        self.proximities[name] = proximity
+        pending = PendingRequest(name, tuple(requests), self.now, priority, user, limit)
+        self.virtual.arrive(replace(pending, proximity=proximity))
         self._serve()
 
     @precondition(lambda self: self.virtual.running)
@@ -152,7 +177,7 @@ class VirtualMachine(RuleBasedStateMachine):
                 found = place(self.virtual.columns, waiting.requests[0], "binpack", NODES)
             else:
                 placer = ColumnarPlacer(self.virtual.columns.copy())
-                gang = place_all(placer, waiting.requests, self.policy)
+                gang = place_all(placer, waiting.requests, self.policy, proximity=waiting.proximity)
                 assert isinstance(gang, Unschedulable)
                 continue
             assert isinstance(found, Unschedulable)

@@ -71,6 +71,59 @@ def test_gang_starts_whole_with_its_last_pod(tmp_path: Path) -> None:
     assert replayed(read).seconds == (0.0, 45.0, 45.0, 30.0)
 
 
+def racks(folder: Path, *gangs: str) -> Trace:
+    """Write and read a trace of five nodes with one card, r1 with a, b and c, r2 with d and e, in one zone.
+
+    gangs: rows of pods: gang, creation, end, required and preferred level.
+    """
+    nodes = [f"{name},8000,1000,1,T4,z,{rack}" for name, rack in zip("abcde", "11122", strict=True)]
+    (folder / "nodes.csv").write_text(
+        "\n".join(("sn,cpu_milli,memory_mib,gpu,model,zone,rack", *nodes)) + "\n"
+    )
+    rows = []
+    for number, row in enumerate(gangs):
+        gang, created, ends, *levels = row.split(",")
+        rows.append(f"p{number},100,10,1,1000,{created},{ends},{created},{gang},{','.join(levels)}")
+    columns = HEADER.removesuffix(",user,priority") + ",required_topology,preferred_topology"
+    (folder / "pods.csv").write_text("\n".join((columns, *rows)) + "\n")
+    return read_trace(folder / "nodes.csv", folder / "pods.csv", ("zone", "rack"))
+
+
+def test_gangs_are_in_one_rack_when_it_has_room(tmp_path: Path) -> None:
+    """One of three, then one of two: both have a rack of their own; binpack would part the second one.
+
+    A pod alone takes a, since all nodes are equal. With it the gang of three is in two racks.
+    """
+    pair, three = ["two,1,11,,"] * 2, ["three,2,12,,"] * 3
+    outcome = replayed(racks(tmp_path, *pair, *three))
+    assert outcome.gangs_in_one == {"zone": 100.0, "rack": 100.0}
+    outcome = replayed(racks(tmp_path, ",0,10,,", *three, *pair))
+    assert outcome.gangs_in_one == {"zone": 100.0, "rack": 50.0}
+    assert outcome.waits.max_s == 8.0
+
+
+def test_gang_waits_for_a_rack_that_it_requires(tmp_path: Path) -> None:
+    """The pod alone leaves a at 10, and the gang of three needs a, b and c; the pair does not wait for it."""
+    three, pair = ["three,2,12,rack,"] * 3, ["two,3,13,,zone"] * 2
+    outcome = replayed(racks(tmp_path, ",0,10,,", *three, *pair))
+    assert sorted(outcome.seconds) == [0.0, 0.0, 0.0, 8.0, 8.0, 8.0]
+    assert outcome.gangs_in_one == {"zone": 100.0, "rack": 100.0}
+    # A gang that no rack could ever hold is refused; in one zone it is.
+    for level, refused in (("rack", 4), ("zone", 0)):
+        assert replayed(racks(tmp_path, *[f"four,0,10,{level},"] * 4)).refused == refused
+
+
+def test_levels_of_a_trace_must_be_columns_of_its_nodes(tmp_path: Path) -> None:
+    """A pod that names another one, and a column that is not there."""
+    with pytest.raises(
+        InvalidTrace, match="'row' is no topology level: name the nodes' columns by"
+    ):
+        racks(tmp_path, "g,0,10,row,")
+    racks(tmp_path, "g,0,10,,")
+    with pytest.raises(InvalidTrace, match="has no column row"):
+        read_trace(tmp_path / "nodes.csv", tmp_path / "pods.csv", ("row",))
+
+
 def test_pods_that_never_fit_are_refused(tmp_path: Path) -> None:
     """Three cards on a node of two; a gang of three whole cards."""
     gang = ["1,1000,0,20,0,g,,"] * 3

@@ -6,7 +6,7 @@ cluster.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import ceil
@@ -26,6 +26,7 @@ from fenka.core.policies.workload import kind, typical
 from fenka.core.queue import Allocation, Fairness, PendingRequest, UsageHistory
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
+from fenka.core.topology.domains import Proximity, Topology
 from fenka.simulation.trace import InvalidTrace, Trace, TracePod
 
 DEPTH = 4
@@ -65,18 +66,19 @@ class VirtualQueue:
         self._states, self._uses = CardStates(), UsageHistory(fairness)
         self._queue, self._host = Backfill(policy, depth), Backfill(policy, 0)
         self._by_node: dict[str, list[Allocation]] = {}
-        self._possible: dict[tuple[Request, ...], bool] = {}
+        self._possible: dict[tuple[tuple[Request, ...], Proximity | None], bool] = {}
         self.pending: dict[str, PendingRequest] = {}
         self.running: dict[str, dict[int, Allocation]] = {}
         self.refused: list[str] = []
 
     def arrive(self, request: PendingRequest) -> None:
         """Take a request into the queue, or refuse it."""
-        if request.requests not in self._possible:
+        shape = request.requests, request.proximity
+        if shape not in self._possible:
             empty = ColumnarPlacer(self.columns.emptied())
-            placed = place_all(empty, request.requests, "binpack")
-            self._possible[request.requests] = not isinstance(placed, Unschedulable)
-        if self._possible[request.requests]:
+            placed = place_all(empty, request.requests, "binpack", proximity=request.proximity)
+            self._possible[shape] = not isinstance(placed, Unschedulable)
+        if self._possible[shape]:
             self.pending[request.id] = request
         else:
             self.refused.append(request.id)
@@ -212,6 +214,7 @@ class TimedOutcome:
         refused: pods that could not start if nothing else ran.
         allocated: percent of all cards, the mean over time.
         samples: of equal intervals from the first arrival to the last end.
+        gangs_in_one: by topology level, percent of the gangs of several pods that started in one domain.
     """
 
     waits: Waits
@@ -220,6 +223,7 @@ class TimedOutcome:
     refused: int
     allocated: float
     samples: tuple[Sample, ...]
+    gangs_in_one: Mapping[str, float] = field(default_factory=dict)
 
 
 def replay_times(
@@ -242,7 +246,14 @@ def replay_times(
     workload = typical(Counter(kind(pod.request) for pod in trace.pods))
     target = ExpectedWorkload(workload, options.seed)
     virtual = VirtualQueue(nodes, TargetPolicy(options.policy, target), options.fairness)
-    return _Replay(trace, virtual, options).run(
+    topology = trace.topology and Topology(
+        trace.topology.levels,
+        {
+            node.name: trace.topology.domains[original.name]
+            for node, original in zip(nodes, trace.nodes, strict=True)
+        },
+    )
+    return _Replay(trace, virtual, options, topology).run(
         lambda: 100 * target.fragments.share(virtual.columns), progress
     )
 
@@ -250,9 +261,17 @@ def replay_times(
 class _Replay:
     """One replay, and what is measured of it. Amounts are thousandths of cards."""
 
-    def __init__(self, trace: Trace, virtual: VirtualQueue, options: TimedOptions) -> None:
-        self._trace, self._queue = trace, virtual
-        self._members, self._requests = _entries(trace, options)
+    def __init__(
+        self,
+        trace: Trace,
+        virtual: VirtualQueue,
+        options: TimedOptions,
+        topology: Topology | None,
+    ) -> None:
+        self._trace, self._queue, self._topology = trace, virtual, topology
+        self._members, self._requests = _entries(trace, options, topology)
+        self._domains: list[tuple[bool, ...]] = []
+        """Of each gang that has started, by level, whether it is in one domain."""
         self._waits: list[float] = []
         self._requested = self._allocated = 0
         self._points: list[tuple[float, int, int, float]] = []
@@ -280,6 +299,7 @@ class _Replay:
                     self._end(name, pod, now)
                     progress(self._ended)
             for started in self._queue.schedule(now):
+                self._count_domains(started)
                 name = started.request.id
                 for pod, member in enumerate(self._members[name]):
                     number += 1
@@ -303,6 +323,16 @@ class _Replay:
         assert member.times is not None
         return member.times.runs_s
 
+    def _count_domains(self, started: StartedRequest) -> None:
+        topology = self._topology
+        if topology is None or len(started.placements) < 2:
+            return
+        domains = (
+            {topology.domain(placement.node, level) for placement in started.placements}
+            for level in range(len(topology.levels))
+        )
+        self._domains.append(tuple(len(used) == 1 and None not in used for used in domains))
+
     def _end(self, name: str, pod: int, now: float) -> None:
         parts = self._members[name][pod].parts
         self._queue.end(name, pod, now)
@@ -324,6 +354,14 @@ class _Replay:
             sum(len(self._members[name]) for name in self._queue.refused),
             mean(sample.allocated for sample in samples) if samples else 0.0,
             samples,
+            {
+                level: 100 * mean(in_one)
+                for level, in_one in zip(
+                    self._topology.levels if self._topology else (),
+                    zip(*self._domains, strict=True),
+                    strict=False,
+                )
+            },
         )
 
 
@@ -352,7 +390,7 @@ def _samples(points: Sequence[tuple[float, int, int, float]], total: int) -> Ite
 
 
 def _entries(
-    trace: Trace, options: TimedOptions
+    trace: Trace, options: TimedOptions, topology: Topology | None
 ) -> tuple[dict[str, list[TracePod]], dict[str, PendingRequest]]:
     """Return the pods of each request of the queue, and the requests: one pod, or a gang.
 
@@ -371,10 +409,14 @@ def _entries(
             raise InvalidTrace(
                 f"the {name} has {len(pods)} pods: at most {MAX_GANG} start together"
             )
-    return members, {name: _request(name, pods, options) for name, pods in members.items()}
+    return members, {
+        name: _request(name, pods, options, topology) for name, pods in members.items()
+    }
 
 
-def _request(name: str, pods: Sequence[TracePod], options: TimedOptions) -> PendingRequest:
+def _request(
+    name: str, pods: Sequence[TracePod], options: TimedOptions, topology: Topology | None
+) -> PendingRequest:
     times = [pod.times for pod in pods if pod.times is not None]
     return PendingRequest(
         name,
@@ -383,4 +425,12 @@ def _request(name: str, pods: Sequence[TracePod], options: TimedOptions) -> Pend
         min(pod.priority for pod in pods),
         pods[0].user,
         max(member.runs_s for member in times) if options.known_times else None,
+        proximity=_proximity(pods, topology) if len(pods) > 1 else None,
     )
+
+
+def _proximity(pods: Sequence[TracePod], topology: Topology | None) -> Proximity | None:
+    if topology is None:
+        return None
+    wanted = ((pod.required, topology.levels.index(pod.level)) for pod in pods if pod.level)
+    return Proximity.of(topology, wanted)

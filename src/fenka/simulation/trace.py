@@ -16,6 +16,7 @@ from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.policies.candidates import FULL
 from fenka.core.request import InvalidRequest, Memory, Request
+from fenka.core.topology.domains import Topology
 
 T = TypeVar("T")
 
@@ -56,6 +57,8 @@ class TracePod:
         gang: pods of the same one start together; empty for none.
         user: among whom cards are shared.
         priority: the largest is served first.
+        level: the topology level on which its gang is placed in one domain; empty for the innermost.
+        required: whether it must be one domain.
     """
 
     name: str
@@ -65,14 +68,22 @@ class TracePod:
     gang: str = ""
     user: str = ""
     priority: int = 0
+    level: str = ""
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace. nodes: in the order of their names."""
+    """A trace.
+
+    Attributes:
+        nodes: in the order of their names.
+        topology: their domains, None if the trace has none.
+    """
 
     nodes: tuple[Node, ...]
     pods: tuple[TracePod, ...]
+    topology: Topology | None = None
 
     @property
     def parts(self) -> int:
@@ -80,15 +91,31 @@ class Trace:
         return FULL * sum(len(node.cards) for node in self.nodes)
 
 
-def read_trace(nodes: Path, pods: Path) -> Trace:
-    """Read a trace. Raises InvalidTrace."""
-    nodes_read = sorted(_read(nodes, NODE_COLUMNS, _node), key=lambda node: node.name)
+def read_trace(nodes: Path, pods: Path, levels: tuple[str, ...] = ()) -> Trace:
+    """Read a trace.
+
+    Args:
+        nodes: its nodes.
+        pods: its pods.
+        levels: columns of the nodes that name topology domains, the outermost first.
+
+    Raises:
+        InvalidTrace: a file cannot be used.
+    """
+    rows = list(_read(nodes, (*NODE_COLUMNS, *levels), lambda row: (_node(row), row)))
+    nodes_read = sorted((node for node, _ in rows), key=lambda node: node.name)
+    topology = Topology.of(levels, ((node.name, row) for node, row in rows)) if levels else None
     pods_read = tuple(_read(pods, POD_COLUMNS, _pod))
+    named = {pod.level for pod in pods_read} - {"", *levels}
+    if named:
+        raise InvalidTrace(
+            f"{pods}: {min(named)!r} is no topology level: name the nodes' columns by --topology-level"
+        )
     _check_names(nodes, [node.name for node in nodes_read])
     _check_names(pods, [pod.name for pod in pods_read])
     if not any(node.cards for node in nodes_read):
         raise InvalidTrace(f"{nodes}: no node has a card; its column gpu has the number of cards")
-    return Trace(tuple(nodes_read), pods_read)
+    return Trace(tuple(nodes_read), pods_read, topology)
 
 
 def read_arrivals(file: Path, trace: Trace) -> list[TracePod]:
@@ -156,6 +183,7 @@ def inflated(trace: Trace, load: float, random: Random) -> list[TracePod]:
 
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 TIME_COLUMNS = ("creation_time", "deletion_time")
+REQUIRED_COLUMN, PREFERRED_COLUMN = "required_topology", "preferred_topology"
 POD_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 
 
@@ -192,6 +220,8 @@ def _pod(row: dict[str, str]) -> TracePod:
         row.get("gang") or "",
         row.get("user") or "",
         _number(row, "priority") if row.get("priority") else 0,
+        row.get(REQUIRED_COLUMN) or row.get(PREFERRED_COLUMN) or "",
+        bool(row.get(REQUIRED_COLUMN)),
     )
 
 

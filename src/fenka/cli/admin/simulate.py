@@ -128,6 +128,16 @@ class TraceOptions:
             help="with --by-time: the queue knows how long pods run, as by time limits",
         ),
     ] = False
+    topology_level: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topology-level",
+            metavar="COLUMN",
+            help="with --by-time: column of the nodes with zones or racks, the outermost first: gangs are "
+            "placed in few of them; the pods' columns required_topology and preferred_topology name one; "
+            "repeatable",
+        ),
+    ] = None
     plot: Annotated[
         Path | None,
         typer.Option("--plot", metavar="FILE", help="draw the result: FILE.svg or FILE.png"),
@@ -157,8 +167,11 @@ class TraceOptions:
                 f"{self.without_cards}",
                 INVALID_INPUT,
             )
-        if not self.by_time and (self.faster != 1 or self.known_times):
-            raise UserError("--faster and --known-times are for --by-time: add it", INVALID_INPUT)
+        if not self.by_time and (self.faster != 1 or self.known_times or self.topology_level):
+            raise UserError(
+                "--faster, --known-times and --topology-level are for --by-time: add it",
+                INVALID_INPUT,
+            )
         if self.plot is not None and self.plot.suffix not in SUFFIXES:
             raise UserError(
                 f"--plot writes {' or '.join(SUFFIXES)}, not {self.plot.suffix or self.plot.name}: "
@@ -254,7 +267,7 @@ def simulate(
     trace.check()
     assert trace.nodes is not None
     assert trace.pods is not None
-    read = read_trace(trace.nodes, trace.pods)
+    read = read_trace(trace.nodes, trace.pods, tuple(trace.topology_level or ()))
     if trace.plot is not None:
         check_writable(trace.plot)
     seeds = [trace.seed + number for number in range(trace.runs)]
@@ -313,6 +326,10 @@ def _timed(options: TraceOptions, found: list[TimedOutcome]) -> dict[str, Any]:
         "recorded_waits": asdict(found[0].recorded),
         "refused": sum(outcome.refused for outcome in found),
         "allocated": round(mean(outcome.allocated for outcome in found), 3),
+        "gangs_in_one": {
+            level: round(mean(outcome.gangs_in_one[level] for outcome in found), 2)
+            for level in found[0].gangs_in_one
+        },
         "samples": [asdict(sample) for sample in found[0].samples],
     }
 
@@ -359,8 +376,13 @@ def _timed_screen(document: dict[str, Any]) -> list[str]:
         seconds = (waits[field] for field in ("mean_s", "median_s", "p95_s", "max_s"))
         pods = f"{waits['waited']} of {waits['pods']}"
         rows.append([name, pods, *(f"{value:.1f} s" for value in seconds)])
+    in_one = [
+        f"{percent:.1f} % of the gangs are in one {level}"
+        for level, percent in document["gangs_in_one"].items()
+    ]
     return [
         *tables.align(rows),
+        *in_one,
         f"{document['policy']}: {document['allocated']:.2f} % of the cards allocated on average, "
         f"{document['refused']} pods never fit; {document['ms_per_pod']:.2f} ms for each pod",
     ]

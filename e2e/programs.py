@@ -211,8 +211,8 @@ def chosen() -> tuple[Module, ...]:
     return tuple(dict.fromkeys((chosen_kubernetes(), runtime, *network, chosen_helm(), *MODULES)))
 
 
-KWOK = Module("kwok", ("tool", "./extender", "./post", "./stages"), ())
-"""kwok, the stages of its nodes and pods, a client and an extender: only for bench/kube_scheduler."""
+KWOK = Module("kwok", ("tool", "./extender", "./post", "./stages", "./watch"), ())
+"""kwok, the stages of its nodes and pods, clients and an extender: only for bench/kube_scheduler."""
 
 KARPENTER = Module("karpenter", ("tool",), ())
 """Karpenter with simulated instances; its program is called kwok. Only for scenarios/test_karpenter.py."""

@@ -23,6 +23,7 @@ from e2e.machine import ClusterError, run, wait_until
 from e2e.pki import Authority
 from e2e.programs import KWOK
 from e2e.supervisor import CGROUPS, REPOSITORY
+from fenka.cluster.pod_preemption import BUDGETS_PATH
 from fenka.scheduler.server import PREFIX
 from fenka.server.certificate_files import CLIENT_FILE, SERVER_FILE, SERVER_NAME
 
@@ -33,6 +34,10 @@ CONTROLLERS = "node-lifecycle-controller,serviceaccount-controller"
 FENKA = "fenka"
 """Name of the certificate of fenka's extender, and of the client that it is compared with."""
 ACCOUNT = "system:serviceaccount:kube-system:fenka-scheduler"
+WATCHED = (
+    *("/api/v1/pods", "/api/v1/nodes", "/api/v1/namespaces/kube-system/configmaps"),
+    BUDGETS_PATH,
+)
 CLIENT_QPS = 5000
 """Far above what is reached, so that no client limits itself."""
 
@@ -217,6 +222,19 @@ class ControlPlane(Cluster):
         command = [program("extender"), f"-pki={self.state}/pki", f"-server={self.server}"]
         command += [f"-address=127.0.0.1:{EXTENDER_PORT}", *options]
         with self.running("extender", command):
+            yield
+
+    @contextmanager
+    def watched(self, form: str, *options: str) -> Iterator[None]:
+        """Run an extender that decides nothing, and a client that watches what fenka watches.
+
+        form: json or protobuf, what the API server encodes for the client.
+        """
+        command = [program("watch"), f"-pki={self.state}/pki", f"-server={self.server}"]
+        with (
+            self.null_extender(*options),
+            self.running("watch", [*command, f"-format={form}", *WATCHED]),
+        ):
             yield
 
     @contextmanager

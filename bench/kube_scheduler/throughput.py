@@ -24,6 +24,10 @@ class Variant(Enum):
     NULL = "an extender that decides nothing"
     FEW = "the same, filter returns 16 nodes"
     ONE = "the same, filter returns one node"
+    ANNOTATED = "the same, and bind writes annotations"
+    SLOW = "the same, filter waits 8 ms"
+    WATCH_JSON = "bind writes annotations, beside a watch in JSON"
+    WATCH_PROTOBUF = "bind writes annotations, beside a watch in protobuf"
     FENKA_FEW = "fenka, filter returns 16 nodes"
     FENKA = "fenka"
 
@@ -58,6 +62,14 @@ def measure(
             extender = plane.null_extender("-keep=16")
         case Variant.ONE:
             extender = plane.null_extender("-keep=1")
+        case Variant.ANNOTATED:
+            extender = plane.null_extender("-keep=1", "-annotate")
+        case Variant.SLOW:
+            extender = plane.null_extender("-keep=1", "-annotate", "-wait=8ms")
+        case Variant.WATCH_JSON:
+            extender = plane.watched("json", "-keep=1", "-annotate")
+        case Variant.WATCH_PROTOBUF:
+            extender = plane.watched("protobuf", "-keep=1", "-annotate")
         case Variant.FENKA_FEW:
             extender = plane.extender(16, program)
         case Variant.FENKA:

@@ -1,6 +1,7 @@
 // Command extender answers kube-scheduler without deciding anything: every node fits, all are equal, and bind
 // sends one request. Its rate is the limit that the protocol sets to any extender. With -keep N filter returns only
-// N nodes, as an extender that has already chosen the best ones.
+// N nodes, as an extender that has already chosen the best ones. With -annotate bind writes a record, too, with the
+// annotations that fenka writes. With -wait filter answers later, without using the CPU.
 package main
 
 import (
@@ -16,7 +17,19 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"time"
 )
+
+// record is what fenka writes of a pod with one slice.
+var record = map[string]string{
+	"ALIYUN_COM_GPU_MEM_ASSIGNED":             "false",
+	"ALIYUN_COM_GPU_MEM_ASSUME_TIME":          "1800000000000000000",
+	"ALIYUN_COM_GPU_MEM_DEV":                  "15079",
+	"ALIYUN_COM_GPU_MEM_IDX":                  "2",
+	"ALIYUN_COM_GPU_MEM_POD":                  "5000",
+	"fenka.io/cards":                          `{"2":"GPU-00000003-0000-4000-8000-000000000002"}`,
+	"scheduler.framework.gpushare.allocation": `{"0":{"2":5000}}`,
+}
 
 type arguments struct {
 	NodeNames *[]string
@@ -43,6 +56,8 @@ func main() {
 	pki := flag.String("pki", "", "directory of the certificates")
 	address := flag.String("address", "", "address to listen on")
 	server := flag.String("server", "", "URL of the API server")
+	annotate := flag.Bool("annotate", false, "write annotations with the binding")
+	wait := flag.Duration("wait", 0, "time before filter answers")
 	keep := flag.Int("keep", math.MaxInt, "number of nodes that filter returns")
 	flag.Parse()
 	pool := x509.NewCertPool()
@@ -60,6 +75,7 @@ func main() {
 		MaxIdleConnsPerHost: 100,
 	}}
 	handle("filter", func(in arguments) any {
+		time.Sleep(*wait)
 		names := *in.NodeNames
 		first := rand.IntN(max(1, len(names)-*keep+1))
 		names = names[first:min(len(names), first+min(*keep, len(names)))]
@@ -72,7 +88,7 @@ func main() {
 		}
 		return scores
 	})
-	handle("bind", func(in binding) any { return bound{bind(client, *server, in)} })
+	handle("bind", func(in binding) any { return bound{bind(client, *server, in, *annotate)} })
 	listener := &http.Server{Addr: *address, TLSConfig: &tls.Config{ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert}}
 	log.Fatal(listener.ListenAndServeTLS(*pki+"/server.crt", *pki+"/server.key"))
 }
@@ -89,11 +105,15 @@ func handle[In any](verb string, answer func(In) any) {
 	})
 }
 
-func bind(client *http.Client, server string, in binding) string {
+func bind(client *http.Client, server string, in binding, annotate bool) string {
+	metadata := map[string]any{"name": in.PodName, "namespace": in.PodNamespace, "uid": in.PodUID}
+	if annotate {
+		metadata["annotations"] = record
+	}
 	body, err := json.Marshal(map[string]any{
 		"apiVersion": "v1",
 		"kind":       "Binding",
-		"metadata":   map[string]string{"name": in.PodName, "namespace": in.PodNamespace, "uid": in.PodUID},
+		"metadata":   metadata,
 		"target":     map[string]string{"apiVersion": "v1", "kind": "Node", "name": in.Node},
 	})
 	if err != nil {

@@ -154,6 +154,23 @@ def test_binding_is_limited_to_named_schedulers_when_names_are_set() -> None:
     assert "--scheduler-name=fenka" in arguments(named)
 
 
+@needs_helm
+def test_topology_levels_and_policies_reach_the_scheduler() -> None:
+    """In their order. Wrong ones are refused before anything is installed."""
+    levels = ["topology.kubernetes.io/zone", "rack", "kubernetes.io/hostname"]
+    named = arguments(
+        render(**{"scheduler.topologyLevels": levels, "scheduler.policy": "bid-price"})
+    )
+    options = [f"--topology-level={level}" for level in levels]
+    assert [option for option in named if option.startswith("--topology-level")] == options
+    assert "--policy=bid-price" in named
+    assert not [option for option in arguments(render()) if option.startswith("--topology-level")]
+    for key, value in {"topologyLevels": ["a b"], "policy": "best"}.items():
+        done = helm("template", "x", str(CHART), f"--set-json=scheduler.{key}={json.dumps(value)}")
+        assert done.returncode
+        assert f"scheduler/{key}" in done.stderr.replace(".", "/")
+
+
 RULES = {
     "fenka-scheduler": {
         ("", "nodes"): {"list", "watch"},

@@ -63,7 +63,9 @@ def test_new_pods_start_when_the_configuration_changes() -> None:
 @needs_helm
 def test_autoscaler_runs_unprivileged_with_options_that_it_has() -> None:
     """Its lease is the one that fenka groups reads."""
-    objects = rendered(**{"hamiNames": True, "scheduler.bindsFor": ["fenka"]})
+    objects = rendered(
+        **{"hamiNames": True, "scheduler.bindsFor": ["fenka"], "scheduler.topologyLevels": ["rack"]}
+    )
     pod = pod_of(find(objects, "Deployment", NAME))
     (container,) = pod["containers"]
     # The sentence about a wrong configuration is in the pod's status.
@@ -72,6 +74,7 @@ def test_autoscaler_runs_unprivileged_with_options_that_it_has() -> None:
         "autoscaler",
         "--config=/etc/fenka/autoscaler/config.yaml",
         f"--lease={NAME}",
+        "--topology-level=rack",
         "--scheduler-name=fenka",
         "--hami-names",
     ]

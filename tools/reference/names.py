@@ -10,7 +10,7 @@ from tools.reference.markdown import ROOT, code, compare, page, parsed, sentence
 TABLE = Path(__file__).with_name("names.toml")
 _NAME = re.compile(
     r"(?:(?:fenka\.io|aliyun\.com|tencent\.com|hami\.io|nvidia\.com|gpushare\.alibabacloud\.com)/[\w.-]+"
-    r"|ALIYUN_COM_GPU_MEM_\w+|scheduler\.framework\.gpushare\.\w+|ack\.node\.gpu\.\w+|cgpu\.[\w.]+"
+    r"|kueue\.x-k8s\.io/podset-[\w-]+|ALIYUN_COM_GPU_MEM_\w+|scheduler\.framework\.gpushare\.\w+|ack\.node\.gpu\.\w+|cgpu\.[\w.]+"
     r"|nvidia-device-enable)(?:=.*)?"
 )
 """Names of Kubernetes' objects that belong to fenka or to a system that it understands."""

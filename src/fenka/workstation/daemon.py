@@ -117,6 +117,7 @@ class Daemon:
             *(self._layouts, self._history, self._snapshot, self._feed),
             *(self._rehearsals, self._stopped, self._recorder, tickets.answer),
             UserRequests(self._policies, broker, self._controller.reschedule),
+            self._card_nodes.describe,
         )
         self._metrics = self._open_metrics()
         self._connections = Connections(runtime, quotas, self.handler)

@@ -141,6 +141,7 @@ def _daemon() -> list[Check]:
         *_violations(snapshot),
         *_unreadable(snapshot),
         _history(runtime),
+        *_device_nodes(runtime),
     ]
 
 
@@ -154,6 +155,45 @@ def _history(runtime: paths.Runtime) -> Check:
         recording = not read.problem.startswith(NOT_RECORDED)
         return Check("history", "note" if recording else "wrong", read.problem)
     return Check("history", "ok", "recorded; `fenka usage` adds it up")
+
+
+def _device_nodes(runtime: paths.Runtime) -> list[Check]:
+    """Say whether containers are kept from the device nodes of other cards; nothing if none is served."""
+    if not (runtime.system and cdi_devices.exist()):
+        return []
+    try:
+        with DaemonConnection(runtime) as daemon:
+            read = daemon.request(protocol.GetDeviceAccess(), protocol.DeviceAccessRead)
+    except (DaemonUnavailable, RequestFailed) as why:
+        return [Check("device nodes", "note", str(why))]
+    return [device_nodes_check(read)]
+
+
+def device_nodes_check(read: protocol.DeviceAccessRead) -> Check:
+    """Return the check of what root's daemon does about containers' device nodes."""
+    subject, only = "device nodes", "only the shim keeps its programs to their cards"
+    if read.version:
+        detail = (
+            "each container opens its own cards' only, by its control group of version "
+            f"{read.version}"
+        )
+        if not read.shim_only:
+            return Check(subject, "ok", detail)
+        return Check(
+            subject, "note", f"{detail}; with --shim-only one whose group cannot: then {only}"
+        )
+    if read.shim_only:
+        return Check(
+            subject,
+            "note",
+            f"a container opens all cards', as --shim-only allows: {only}; {read.problem}",
+        )
+    return Check(
+        subject,
+        "wrong",
+        f"no container is started, since it could open all cards': {read.problem}; `fenka daemon "
+        "--shim-only` starts it all the same",
+    )
 
 
 def _cards_without_daemon() -> list[Check]:

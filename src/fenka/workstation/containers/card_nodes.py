@@ -17,6 +17,7 @@ from fenka.hardware.nvml import Hardware
 from fenka.isolation import device_access
 from fenka.isolation.device_access import CardAccess, ContainerGroup, DeviceAccessError
 from fenka.isolation.lease_files import describe_os_error
+from fenka.workstation import protocol
 from fenka.workstation.job import Job
 from fenka.workstation.lifetime import log
 from fenka.workstation.paths import Runtime
@@ -61,6 +62,17 @@ class CardNodes:
             if not self._shim_only:
                 raise DeviceAccessError(reason) from None
             self._report(job, reason)
+
+    def describe(self) -> protocol.DeviceAccessRead:
+        """Return whether containers can be kept from nodes here."""
+        version, problem = 0, ""
+        try:
+            version = device_access.probe()
+        except DeviceAccessError as why:
+            problem = str(why)
+        except OSError as why:
+            problem = describe_os_error(why)
+        return protocol.DeviceAccessRead(version, problem, self._shim_only)
 
     def renew(self, jobs: Iterable[Job]) -> None:
         """Restrict containers again.

@@ -1,6 +1,6 @@
 """Measure what a slice adds to a container that prints its user and ends, with and without one, by turns.
 
-`python bench/containers/run.py` measures Podman, with `docker` behind it Docker. It needs root.
+`python -m bench.start.containers` measures Podman, with `docker` behind it Docker. It needs root.
 """
 
 import os

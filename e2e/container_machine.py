@@ -24,6 +24,12 @@ IMAGE = "localhost/slice:1"
 ARCHIVE = "/run/image.tar"
 """The image on the machine, where every user can read it."""
 CARDS = "T4"
+TREE = "/run/fenka/simulated/host-tree/dev"
+"""The device nodes of simulated cards, which no driver serves."""
+
+NODES = ("--device", "example.com/nodes=all")
+"""The option by which a container has them."""
+
 ALICE = 61001
 UNSHARE = ("unshare", "--mount", "--net", "--propagation", "private")
 
@@ -217,6 +223,20 @@ class ContainerMachine(abc.ABC):
         done = self.run(sys.executable, "-m", "fenka", *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def make_nodes(self, major: int) -> None:
+        """Make device nodes of two cards, which all users may open."""
+        self.run("mkdir", "-p", TREE)
+        for minor in ("0", "1"):
+            self.run("mknod", "-m", "666", f"{TREE}/nvidia{minor}", "c", str(major), minor)
+
+    def give_nodes(self) -> None:
+        """Let CDI give containers the machine's nodes as a driver's, as NODES."""
+        names = [f"nvidia{minor}" for minor in range(2)]
+        nodes = [{"path": f"/dev/{name}", "hostPath": f"{TREE}/{name}"} for name in names]
+        device = {"name": "all", "containerEdits": {"deviceNodes": nodes}}
+        content = {"cdiVersion": "0.5.0", "kind": "example.com/nodes", "devices": [device]}
+        self.run("tee", "/etc/cdi/nodes.json", input=json.dumps(content), stdin=None)
 
     def start_daemon(self, *options: str) -> None:
         """Start root's daemon."""

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from e2e.container_engines import ENGINES, Engine
-from e2e.container_machine import IMAGE, ContainerMachine, eventually, serving
+from e2e.container_machine import IMAGE, NODES, TREE, ContainerMachine, eventually, serving
 from tests.control_groups import hierarchies, unused_major
 
-TREE = "/run/fenka/simulated/host-tree/dev"
 CAP_SYS_RESOURCE = 1 << 24
 OWN, REFUSED = "No such device or address", "Operation not permitted"
 
@@ -41,9 +40,8 @@ def engine(
     if (chosen.runtime, version) == ("crun", "v2") and not _may_raise_limits():
         pytest.skip("crun needs CAP_SYS_RESOURCE with version 2")
     with serving(chosen.create(only_cgroup2=version == "v2"), slice_image) as made:
-        made.run("mkdir", "-p", TREE)
-        for minor in ("0", "1"):
-            made.run("mknod", f"{TREE}/nvidia{minor}", "c", str(unused_major()), minor)
+        made.make_nodes(unused_major())
+        made.give_nodes()
         yield made
 
 
@@ -105,6 +103,24 @@ def test_container_opens_its_own_node_only(
     engine.start_daemon()
     engine.remove("first")
     eventually(lambda: _attempts(engine, "held") == [True, False])
+
+
+def test_closed_card_is_open_to_any_user_of_its_container(engine: ContainerMachine) -> None:
+    """Its node is root's on the machine. Containers without a slice have no other one that they may open."""
+    engine.kill_daemon()
+    engine.start_daemon("--closed")
+    assert engine.run("stat", "-c", "%a %u", f"{TREE}/nvidia0").stdout == "600 0\n"
+    words = (*NODES, "--user=1000", "--device=fenka.io/slice=14", IMAGE, "sleep", "1000")
+    engine.command("run", "-d", "--pids-limit=-1", "--name", "closed", *words)
+    said = [
+        engine.run(engine.engine, "exec", "closed", "cat", f"/dev/nvidia{minor}").stderr
+        for minor in range(2)
+    ]
+    assert OWN in said[0]
+    assert REFUSED in said[1]
+    engine.kill_daemon()
+    engine.start_daemon()
+    assert engine.run("stat", "-c", "%a %u", f"{TREE}/nvidia0").stdout == "666 0\n"
 
 
 def test_containers_stay_as_they_are_when_their_engine_changes_them(

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from e2e.container_engines import DOCKER, Engine
-from e2e.container_machine import IMAGE, ContainerMachine, eventually, serving
+from e2e.container_machine import IMAGE, NODES, TREE, ContainerMachine, eventually, serving
 from e2e.docker_machine import DockerMachine
+from tests.control_groups import unused_major
 
 DEVICE = ("--device", "fenka.io/slice=4")
 SERVICES = ("one", "two", "three")
@@ -22,6 +23,24 @@ UNITS, MIB = 5, 15079 * 5 // 14
 """Two services of three fit into the 14 units of a T4."""
 
 HOOK = "fenka-hook"
+
+DEVICES = f"""
+set -e
+mkdir /run/dev
+mount -t tmpfs -o mode=755 none /run/dev
+cd /dev
+cp -a null zero full random urandom tty /run/dev
+mkdir /run/dev/pts /run/dev/shm
+mount --bind pts /run/dev/pts
+ln -s pts/ptmx /run/dev/ptmx
+ln -s /proc/self/fd /run/dev/fd
+for node in nvidia0 nvidia1; do
+    touch /run/dev/$node
+    mount --bind {TREE}/$node /run/dev/$node
+done
+mount --move /run/dev /dev
+"""
+"""Gives the machine a /dev with the nodes: runc mounts them from there."""
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the daemon of all users is root's")
 
@@ -127,7 +146,11 @@ def test_services_come_again_at_a_boot(docker: DockerMachine) -> None:
 
 
 def test_slice_is_the_same_where_the_engine_maps_users(docker: DockerMachine) -> None:
-    """Root in a container is then an ordinary user outside. 4 units of a T4 are 4308 MiB."""
+    """Root in a container is then an ordinary user outside. 4 units of a T4 are 4308 MiB.
+
+    Closed cards open, too: the engine mounts the machine's nodes, which are root's, and fenka its own over
+    them.
+    """
     docker.stop_engine()
     docker.start_engine("--userns-remap", "alice")
     docker.wait_for_engine()
@@ -137,3 +160,13 @@ def test_slice_is_the_same_where_the_engine_maps_users(docker: DockerMachine) ->
             words = (*options, *DEVICE, IMAGE, "slice_client", str(mib))
             done = docker.container(*words)
             assert done.stdout == f"1 4308 {result}\n", done.stderr
+    docker.make_nodes(unused_major())
+    docker.give_nodes()
+    done = docker.run("sh", "-c", DEVICES)
+    assert done.returncode == 0, done.stderr
+    docker.kill_daemon()
+    docker.start_daemon("--closed")
+    words = (*NODES, "--device", "fenka.io/slice=14", IMAGE, "cat", "/dev/nvidia0", "/dev/nvidia1")
+    done = docker.container(*words)
+    assert "nvidia0': No such device or address" in done.stderr
+    assert "nvidia1': Operation not permitted" in done.stderr

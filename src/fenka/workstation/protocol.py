@@ -684,11 +684,13 @@ class DeviceAccessRead(Message, tag="device-access"):
 
     version: of the control groups that do it; 0 if none can, and problem says why.
     shim_only: whether a container is started that cannot be kept from them.
+    closed: whether only leases have cards' device nodes.
     """
 
     version: int
     problem: str
     shim_only: bool
+    closed: bool = False
 
 
 ToDaemon = (

@@ -125,7 +125,7 @@ class Daemon:
         self._connections = Connections(runtime, quotas, self.handler)
         self._hooks = HookServer(
             *(runtime, self._controller, quotas, hook_server.payer(config.charge, tickets)),
-            self.nodes.all_copies if config.closed else None,
+            self.nodes.copies if config.closed else None,
         )
         self._presence = Presence(runtime, self.record)
         self.name: socket.socket | None = None

@@ -56,9 +56,15 @@ class NodeServer:
         """Write what the nodes were, after the daemon's directory was removed. Raises FenkaError, OSError."""
         self._nodes.record()
 
-    def all_copies(self) -> Iterator[tuple[Path, int]]:
-        """Yield the machine's nodes, with descriptors of mounts for a container. Raises OSError."""
-        return self._nodes.copies()
+    def copies(self, job: Job) -> Iterator[tuple[Path, int]]:
+        """Yield the machine's nodes of a job's cards, with descriptors of mounts of its own.
+
+        A container whose slice is pending gets all: nothing can be placed in it later, and its control group
+        decides which it may open. Raises NoDriver, OSError.
+        """
+        driver = self._hardware.driver
+        minors = {driver.minor(piece.card_uuid) for piece in job.slices}
+        return self._nodes.copies(minors or None)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -90,10 +96,8 @@ class NodeServer:
                 job = self._job_of(connection)
                 if job is None:
                     return
-                driver = self._hardware.driver
-                minors = {driver.minor(piece.card_uuid) for piece in job.slices}
                 names, descriptors = list[bytes](), list[int]()
-                for path, descriptor in self._nodes.copies(minors):
+                for path, descriptor in self.copies(job):
                     opened.callback(os.close, descriptor)
                     names.append(os.fsencode(path))
                     descriptors.append(descriptor)

@@ -149,7 +149,10 @@ def test_held_container_that_cannot_be_kept_from_cards_is_ended(
 
 
 def test_closed_nodes_are_open_where_an_engine_has_mounted_them(two_cards: Workstation) -> None:
-    """Runtimes mount them where the container's root is no root outside. Others of the same name stay."""
+    """Runtimes mount them where the container's root is no root outside. Others of the same name stay.
+
+    While the slice is pending it may get any card, and its control group closes all.
+    """
     two_cards.kill_daemon()
     two_cards.start(*CARDS, "--closed")
     devices = two_cards.root / "simulated" / host_tree.LINK / "dev"
@@ -159,15 +162,31 @@ def test_closed_nodes_are_open_where_an_engine_has_mounted_them(two_cards: Works
     for node in nodes:
         source = devices / Path(node).name
         script += f" && touch /run/{node} && mount --bind {source} /run/{node}"
+    with ExitStack() as opened:
+        for cards, pending in ((2, False), (1, True)):
+            group = opened.enter_context(make_group(procfs.cgroup_directory("/")))
+            container = MiniContainer(two_cards, 1000, f"FENKA_CARDS={cards}", place=script)
+            opened.callback(container.kill)
+            (group / "cgroup.procs").write_text(str(container.init))
+            inside = [Path(f"/proc/{container.init}/root/run/{node}") for node in nodes]
+            assert [stat.S_IMODE(node.stat().st_mode) for node in inside] == [0o600] * 3
+            assert container.hook("slice=14") == ""
+            job = two_cards.jobs()[container.name]
+            assert bool(job["slices"]) != pending
+            assert [stat.S_IMODE(node.stat().st_mode) for node in inside] == [0o666, 0o666, 0o600]
+            numbers = [(devices / node.name).stat().st_rdev for node in inside]
+            assert [node.stat().st_rdev for node in inside] == numbers
     with make_group(procfs.cgroup_directory("/")) as group:
+        eventually(lambda: not two_cards.jobs())
         container = MiniContainer(two_cards, place=script)
         (group / "cgroup.procs").write_text(str(container.init))
-        inside = [Path(f"/proc/{container.init}/root/run/{node}") for node in nodes]
-        assert [stat.S_IMODE(node.stat().st_mode) for node in inside] == [0o600] * 3
-        assert container.hook("slice=14") == ""
-        assert [stat.S_IMODE(node.stat().st_mode) for node in inside] == [0o666, 0o666, 0o600]
-        numbers = [(devices / node.name).stat().st_rdev for node in inside]
-        assert [node.stat().st_rdev for node in inside] == numbers
+        assert container.hook("slice=4") == ""
+        (piece,) = two_cards.jobs()[container.name]["slices"]
+        modes = [
+            Path(f"/proc/{container.init}/root/run/{node}").stat().st_mode for node in nodes[:2]
+        ]
+        open_cards = [card for card, mode in enumerate(modes) if stat.S_IMODE(mode) == 0o666]
+        assert open_cards == [piece["card"]]
         container.kill()
     two_cards.kill_daemon()
     two_cards.start(*CARDS)

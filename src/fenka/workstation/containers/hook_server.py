@@ -95,14 +95,14 @@ class HookServer:
         controller: Controller,
         quotas: Admission,
         payer: Callable[[Caller, DeviceRequest], tuple[int, JobSpec]],
-        nodes: Callable[[], Iterator[tuple[Path, int]]] | None = None,
+        nodes: Callable[[Job], Iterator[tuple[Path, int]]] | None = None,
     ) -> None:
         """Args:
         runtime: The daemon's.
         controller: Its jobs.
         quotas: The users' limits.
         payer: Returns the user that a container counts for, and its job. Raises InvalidContainer.
-        nodes: Yields all device nodes with descriptors of mounts; None where those of the machine serve.
+        nodes: Yields a job's device nodes with descriptors of mounts; None where the machine's serve.
         """
         self._runtime, self._controller = runtime, controller
         self._quotas, self._payer, self._nodes = quotas, payer, nodes
@@ -308,8 +308,7 @@ class HookServer:
                     descriptors.append(copy_mount(source, writable=writable))
                     opened.callback(os.close, descriptors[-1])
                 places = [place for place, _, _ in copies]
-                # Its control group decides which it may open. Its slice may not be known yet.
-                for path, descriptor in self._nodes() if self._nodes else ():
+                for path, descriptor in self._nodes(job) if self._nodes else ():
                     opened.callback(os.close, descriptor)
                     places.append(f"/dev/{path.name}")
                     descriptors.append(descriptor)

@@ -14,6 +14,7 @@ import pytest
 
 from e2e import engines
 from e2e.cluster import STATE, Cluster
+from e2e.container_machine import image_archive
 from e2e.images import FULL, image_store
 from e2e.machine import ClusterError
 from e2e.programs import minor
@@ -88,6 +89,12 @@ def cluster() -> Iterator[Cluster]:
     finally:
         if not keep:
             cluster.down()
+
+
+@pytest.fixture(scope="session")
+def slice_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Provide the archive of an image with a program that allocates memory of a card."""
+    return image_archive(tmp_path_factory.mktemp("image"))
 
 
 @pytest.fixture

@@ -46,6 +46,8 @@ class Module:
     links: tuple[str, ...] = ()
     modfile: str = field(default="go.mod", repr=False)
     """The file that is its go.mod. Another one has the same source, at other versions of its modules."""
+    cgo_tags: str | None = field(default=None, repr=False)
+    """Tags of the build, where it needs a C compiler."""
 
     @property
     def folder(self) -> Path:
@@ -252,6 +254,13 @@ REGISTRY = Module("registry", ("fenka.io/e2e/registry",), ())
 COLLECTOR = Module("collector", ("fenka.io/e2e/collector",), ())
 """OpenTelemetry's collector. Only for otlp_collector.py."""
 
+DOCKER = (
+    Module("docker", ("tool",), (), cgo_tags="exclude_graphdriver_btrfs"),
+    Module("docker", ("tool",), (), modfile="compose.mod"),
+    Module("docker", ("tool",), (), modfile="runc.mod", cgo_tags=""),
+)
+"""Docker's engine; its command, and Compose, which is called cmd; runc. Only for docker_machine.py."""
+
 
 def cache() -> Path:
     """Return the folder that is kept between runs on this machine."""
@@ -327,14 +336,14 @@ def compile_package(module: Module, package: str, target: Path) -> None:
     print(f"building {module.name} ({package}) …", flush=True)
     out = target / "bin" / ("kubernetes" if package == "." else "")
     command = ["nice", "go", "build", "-mod=readonly", "-trimpath"]
-    command += [f"-modfile={module.modfile}"]
+    command += [f"-modfile={module.modfile}", "-tags", module.cgo_tags or ""]
     command += ["-ldflags", module.linker_flags(), "-o", f"{out}/" if package != "." else str(out)]
     log = target / "build.log"
     with log.open("ab") as output:
         done = subprocess.run(
             [*command, package],
             cwd=module.folder,
-            env=os.environ | {"CGO_ENABLED": "0"},
+            env=os.environ | {"CGO_ENABLED": "0" if module.cgo_tags is None else "1"},
             stdout=output,
             stderr=subprocess.STDOUT,
             check=False,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from e2e.podman import IMAGE, image_archive
+from e2e.container_machine import IMAGE, image_archive
 from fire import audit
 from fire.experiment import InvariantViolation
 from fire.machine import environment

@@ -29,7 +29,7 @@
 #define STATE_BYTES (1 << 20)
 #define CONFIG_BYTES (4 << 20)
 #define ANSWER_BYTES 8192
-#define MAX_MOUNTS 32
+#define MAX_MOUNTS 64
 #define WAIT_S 30
 #define POLL_NS 50000000
 
@@ -192,33 +192,61 @@ static bool receive(int connection, struct mounts *mounts) {
     return true;
 }
 
-/* A line of mountinfo: "36 35 98:0 /root /point options … - type source …". */
-static int find_place(int mountinfo) {
-    int place = -1;
+static char root[4096]; /* of the container's files, as mountinfo has it */
+
+/* Return a line's mount point, if it is the wanted one: a path, or without one the place of the lease. A line of
+ * mountinfo: "36 35 98:0 /root /point options … - type source …". */
+static char *mount_point(char *line, const char *path) {
+    char *type = strstr(line, " - "), *point = line;
+    if (!type || (!path && strncmp(type, " - tmpfs" PLACE, strlen(" - tmpfs" PLACE))))
+        return NULL;
+    for (int field = 0; field < 4 && point; field++)
+        point = strchr(point + 1, ' ');
+    if (!point || !strchr(point + 1, ' '))
+        return NULL;
+    *strchr(++point, ' ') = 0;
+    return !path || !strcmp(point, path) ? point : NULL;
+}
+
+/* Open the last such mount. No link is followed: the kernel names mount points by resolved paths. */
+static int find_mount(int mountinfo, const char *path) {
+    int found = -1;
     lseek(mountinfo, 0, SEEK_SET); /* an earlier child may have read it */
     read_all(mountinfo, CONFIG_BYTES, "the container has too many mounts");
     for (char *line = strtok(buffer, "\n"); line; line = strtok(NULL, "\n")) {
-        char *type = strstr(line, " - ");
-        if (!type || strncmp(type, " - tmpfs" PLACE, strlen(" - tmpfs" PLACE)))
+        char *point = mount_point(line, path);
+        if (!point)
             continue;
-        char *point = line;
-        for (int field = 0; field < 4 && point; field++)
-            point = strchr(point + 1, ' ');
-        if (!point || !strchr(point + 1, ' '))
-            continue;
-        *strchr(++point, ' ') = 0;
-        if (place >= 0)
-            close(place);
-        place = open(point, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (found >= 0)
+            close(found);
+        found = open(point, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+        if (!path && strlen(point) < sizeof root)
+            strcpy(root, point);
     }
-    return place;
+    return found;
+}
+
+/* Where an engine has mounted a closed device node of the machine's, as one does whose root is no root outside. */
+static bool cover_node(int mountinfo, int descriptor, const char *name) {
+    char path[sizeof root + 64];
+    size_t length = strlen(root) - strlen(RUNTIME); /* the place is at /run/fenka */
+    if (strlen(name) >= 64 || strlen(root) < strlen(RUNTIME) || strcmp(root + length, RUNTIME))
+        return true;
+    memcpy(path, root, length);
+    strcpy(path + length, name);
+    int node = find_mount(mountinfo, path);
+    if (node < 0)
+        return true;
+    long result = syscall(SYS_move_mount, descriptor, "", node, "", F_EMPTY_PATH | T_EMPTY_PATH);
+    close(node);
+    return result == 0;
 }
 
 static int place_mounts(const struct container *container, const struct mounts *mounts) {
     const char *name = mounts->answer + 1;
     if (setns(container->init, CLONE_NEWNS))
         fail("the container's mounts cannot be entered: ", strerror(errno));
-    int place = find_place(container->mountinfo);
+    int place = find_mount(container->mountinfo, NULL);
     if (place < 0)
         fail("this container has no place for a slice: it runs in a virtual machine or a sandbox (Kata, gVisor), which "
              "fenka does not serve, or another mount covers /run/fenka",
@@ -226,7 +254,9 @@ static int place_mounts(const struct container *container, const struct mounts *
     for (int i = 0; i < mounts->count; i++, name += strlen(name) + 1) {
         /* The first one has the mount points of the others. */
         int base = i ? mounts->descriptors[0] : place;
-        if (syscall(SYS_move_mount, mounts->descriptors[i], "", base, name, F_EMPTY_PATH | (i ? 0 : T_EMPTY_PATH))) {
+        if (*name == '/' ? !cover_node(container->mountinfo, mounts->descriptors[i], name)
+                         : syscall(SYS_move_mount, mounts->descriptors[i], "", base, name,
+                                   F_EMPTY_PATH | (i ? 0 : T_EMPTY_PATH))) {
             say((const char *[]){"the container cannot get ", *name ? name : "/run/fenka", ": ", strerror(errno),
                                  NULL});
             return 1;

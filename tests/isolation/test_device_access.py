@@ -25,6 +25,7 @@ from fenka.isolation.device_access import (
     _instructions,
     _load,
     _own_programs,
+    probe,
     restrict,
 )
 from tests.control_groups import Inside, hierarchies, make_group, unused_major
@@ -111,6 +112,19 @@ def test_nothing_inside_widens_it(
     for nested in ("before", "after"):
         inside.enter(group / nested)
         assert opened(inside, nodes) == {NULL}
+
+
+def test_probe_names_the_version_and_changes_nothing(hierarchy: Path, tmp_path: Path) -> None:
+    """It loads a program on version 2, and attaches it nowhere."""
+    version_1 = (hierarchy / "devices.deny").exists()
+    assert probe(hierarchy) == (1 if version_1 else 2)
+    if not version_1:
+        with ExitStack() as opened_files:
+            root = os.open(hierarchy, os.O_RDONLY)
+            opened_files.callback(os.close, root)
+            assert _own_programs(root, opened_files) == {}
+    with pytest.raises(DeviceAccessError, match="no control groups that can close devices"):
+        probe(tmp_path)
 
 
 def test_other_devices_stay_open(group: Path, inside: Inside, tmp_path: Path) -> None:

@@ -83,6 +83,22 @@ class ContainerGroup:
     inode: int
 
 
+def probe(hierarchy: Path | None = None) -> int:
+    """Return the version of the control groups that can close devices here. Changes nothing.
+
+    hierarchy: the root of the mounted groups; None for the one that `procfs.cgroup` tells of.
+
+    Raises DeviceAccessError, OSError.
+    """
+    root = hierarchy or procfs.cgroup_directory("")
+    if (root / "devices.deny").exists():
+        return 1
+    if not (root / "cgroup.controllers").exists():
+        raise DeviceAccessError(f"no control groups that can close devices are mounted at {root}")
+    os.close(_load(b"".join(_instructions(CardAccess(0))), _PREFIX.encode()))
+    return 2
+
+
 def restrict(group: ContainerGroup, access: CardAccess, hierarchy: Path | None = None) -> None:
     """Let a container open no card but its own; change nothing if that is so already.
 

@@ -35,18 +35,19 @@ def system_call(number: int, *arguments: object) -> int:
     return result
 
 
-def copy_mount(path: Path, *, writable: bool = False) -> int:
+def copy_mount(path: Path, *, writable: bool = False, device: bool = False) -> int:
     """Return a descriptor of a detached copy of a file or directory, without setuid programs and devices.
 
     Args:
         path: The file or directory. Mounts below it are not copied.
         writable: Programs may write there, and execute nothing.
+        device: It is a device node that programs may open.
 
     Raises IsolationError, OSError.
     """
     try:
         descriptor = system_call(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), _CLONE | _CLOEXEC)
-        flags = _NOSUID | _NODEV | (_NOEXEC if writable else _RDONLY)
+        flags = _NOSUID | (0 if device else _NODEV) | (_NOEXEC if writable or device else _RDONLY)
         attributes = struct.pack("=QQQQ", flags, 0, _PRIVATE, 0)
         try:
             system_call(

@@ -9,6 +9,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -123,6 +124,11 @@ NEW_USER = 0x10000000
 
 _CAPBSET_DROP = 24
 
+# The same on all processors; Python does not name them.
+_MOVE_MOUNT, _AT_FDCWD, _F_EMPTY_PATH = 429, -100, 4
+
+_NODES_TIMEOUT_S, _MAX_NODES_BYTES, _MAX_NODES = 30.0, 1 << 16, 250
+
 
 @cache
 def _libc() -> Any:
@@ -231,6 +237,7 @@ class LeaseMounts:
     node: the directory of a simulated driver's node, or None.
     user_namespaces: whether programs may create user namespaces.
     capabilities: the device files of its MIG instances, all in one directory; the others there are hidden.
+    nodes: the socket that gives the device nodes of its cards, if they are closed to others.
     """
 
     directory: Path
@@ -242,6 +249,7 @@ class LeaseMounts:
     node: Path | None = None
     user_namespaces: bool = False
     capabilities: tuple[Path, ...] = ()
+    nodes: Path | None = None
 
 
 Bind = tuple[Path, Path]
@@ -256,14 +264,50 @@ def enter(mounts: LeaseMounts, binds: Sequence[Bind] = ()) -> None:
     could mount over all of this, unless that is allowed: the limit is set where the program has no rights.
     """
     lock = lock_preload()
+    nodes = _receive_nodes(mounts.nodes) if mounts.nodes else []
     own_users = _unshare()
     _mount_all(mounts)
+    for path, descriptor in nodes:
+        _move_mount(descriptor, path)
     files = [file for files in mounts.driver.values() for file in files]
     _mount_binds(binds, [LEASE_ROOT, PRELOAD, LINKER_CACHE, procfs.PROC, *files])
     if own_users:
         _drop_privileges(user_namespaces=mounts.user_namespaces)
     if lock is not None:
         os.set_inheritable(lock, True)
+
+
+def _receive_nodes(server: Path) -> list[tuple[Path, int]]:
+    """Return the device nodes of this process's lease, as descriptors of mounts. Raises IsolationError."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(_NODES_TIMEOUT_S)
+            connection.connect(os.fspath(server))
+            names, nodes, _, _ = socket.recv_fds(connection, _MAX_NODES_BYTES, _MAX_NODES)
+    except OSError as why:
+        raise IsolationError(
+            f"the fenka daemon does not give the cards' device nodes ({why}): try again"
+        ) from None
+    paths = [Path(os.fsdecode(name)) for name in names.split(b"\0") if name]
+    if not names or len(paths) != len(nodes):
+        raise IsolationError(
+            "the fenka daemon gives this process no device nodes, since it knows no lease of it: try again"
+        )
+    return [*zip(paths, nodes, strict=True)]
+
+
+def _move_mount(descriptor: int, target: Path) -> None:
+    """Place a detached mount, and close its descriptor. Raises IsolationError."""
+    try:
+        _check(
+            _libc().syscall(
+                *(_MOVE_MOUNT, descriptor, b"", _AT_FDCWD, os.fsencode(target), _F_EMPTY_PATH)
+            )
+        )
+    except OSError as why:
+        raise IsolationError(f"cannot mount {target} for the lease: {why.strerror}") from None
+    finally:
+        os.close(descriptor)
 
 
 def enter_without_lease(binds: Sequence[Bind]) -> None:

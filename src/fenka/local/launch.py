@@ -217,6 +217,11 @@ class Launcher:
         if self.spec.isolation == "namespace":
             sandbox.enter(granted.mounts, binds)
             shim = sandbox.SHIM
+        elif granted.mounts.nodes and os.geteuid() != 0:
+            raise sandbox.IsolationError(
+                "this machine's cards are closed, and only a lease with its own mounts can open one: leave "
+                "out --isolation=cooperative"
+            )
         else:
             environment["FENKA_LEASE"] = str(granted.mounts.directory)
         # In a namespace this is a fallback: if /etc/ld.so.preload or the linker's cache is replaced on the

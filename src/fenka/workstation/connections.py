@@ -225,6 +225,7 @@ class RequestHandler:
     recorder: MachineRecorder
     make_ticket: Callable[[int, protocol.CreateTicket], str]
     users: UserRequests
+    device_access: Callable[[], protocol.DeviceAccessRead]
 
     def has_pending_request(self, client: Client) -> bool:
         """Return whether the client waits for a lease, and may be silent."""
@@ -264,8 +265,8 @@ class RequestHandler:
                 self._check_stop(client, message)
                 client.send(protocol.Done())
                 self.stopped.set()
-            case protocol.CreateTicket():
-                client.send(protocol.Done(self._make_ticket(client, message)))
+            case protocol.CreateTicket() | protocol.GetDeviceAccess():
+                client.send(self._serve_containers(client, message))
             case protocol.GetHistory() | protocol.GetUsage():
                 client.send(await self.recorder.answer(message))
             case (
@@ -472,13 +473,17 @@ class RequestHandler:
         self.controller.prioritize(job.queue_id, priority)
         return name
 
-    def _make_ticket(self, client: Client, request: protocol.CreateTicket) -> str:
+    def _serve_containers(
+        self, client: Client, request: protocol.CreateTicket | protocol.GetDeviceAccess
+    ) -> protocol.Done | protocol.DeviceAccessRead:
+        if isinstance(request, protocol.GetDeviceAccess):
+            return self.device_access()
         if os.geteuid() != 0:
             raise RequestRefused(
                 "containers get slices from root's daemon only, and this one is "
                 f"{user_name(os.geteuid())}'s: `sudo fenka daemon --background` starts root's"
             )
-        return self.make_ticket(client.account, request)
+        return protocol.Done(self.make_ticket(client.account, request))
 
     def _check_stop(self, client: Client, request: protocol.StopDaemon) -> None:
         if not _owns_daemon(client):

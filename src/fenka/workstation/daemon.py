@@ -36,6 +36,7 @@ from fenka.workstation.layouts import Layouts
 from fenka.workstation.lease_processes import LeaseProcesses, Terminator
 from fenka.workstation.leases import Leases
 from fenka.workstation.lifetime import ShutdownSignals, describe, log, log_unhandled
+from fenka.workstation.node_server import NodeServer
 from fenka.workstation.paths import Runtime
 from fenka.workstation.presence import Presence
 from fenka.workstation.recording.machine_recorder import MachineRecorder
@@ -100,8 +101,9 @@ class Daemon:
             *(runtime, broker, clients, self._leases, self._cards),
             *(self._processes, self._terminator, instances, self._history),
         )
-        self._card_nodes = CardNodes(runtime, hardware, shim_only=config.shim_only)
+        self._card_nodes = CardNodes(runtime, hardware, config)
         self._controller.restrict_cards = self._card_nodes.restrict
+        self.nodes = NodeServer(runtime, hardware, broker)
         self._policies = UserPolicies(runtime.users, history_file.parent, runtime.owners)
         broker.policies = self._policies
         self._layouts = Layouts(self._controller, broker, instances)
@@ -117,12 +119,13 @@ class Daemon:
             *(self._layouts, self._history, self._snapshot, self._feed),
             *(self._rehearsals, self._stopped, self._recorder, tickets.answer),
             UserRequests(self._policies, broker, self._controller.reschedule),
+            self._card_nodes.describe,
         )
         self._metrics = self._open_metrics()
         self._connections = Connections(runtime, quotas, self.handler)
         self._hooks = HookServer(
-            *(runtime, self._controller, quotas),
-            hook_server.payer(config.charge, tickets),
+            *(runtime, self._controller, quotas, hook_server.payer(config.charge, tickets)),
+            self.nodes.copies if config.closed else None,
         )
         self._presence = Presence(runtime, self.record)
         self.name: socket.socket | None = None
@@ -150,6 +153,11 @@ class Daemon:
         self._recorder.on_change()
         self._controller.recover()
         self._card_nodes.renew(self.broker.jobs.values())
+        if self.config.closed:
+            self._leases.nodes = self.runtime.nodes
+            self.nodes.close()
+        else:
+            self.nodes.reopen()
         server, by_name = await self._listen(), await self._listen_by_name()
         self._presence.begin()
         signals.attach(loop, self._stopped.set, self._on_abandoned)
@@ -168,8 +176,9 @@ class Daemon:
         serving = self._metrics.serving() if self._metrics else contextlib.nullcontext()
         # Only root can give mounts to containers.
         hooks = self._hooks.listening() if os.geteuid() == 0 else contextlib.nullcontext()
+        nodes = self.nodes.listening() if self.config.closed else contextlib.nullcontext()
         async with server, by_name or contextlib.nullcontext(), serving:
-            with hooks:
+            with hooks, nodes:
                 await self._stopped.wait()
         signals.detach()
         await self._controller.changes.driver.finish()
@@ -246,6 +255,8 @@ class Daemon:
             with contextlib.suppress(OSError):
                 files.trim_log(self.runtime.log)
             self._card_nodes.renew(self.broker.jobs.values())
+            if self.config.closed:
+                self.nodes.check()
             await self._record_running()
             self._activity.observe()
             readings: Mapping[str, Reading] = {}
@@ -319,6 +330,7 @@ class Daemon:
         for job in self.broker.placed():  # A lease without files is still one that is held.
             self.runtime.lease(job.id).mkdir(mode=0o700, exist_ok=True)
         self._controller.save()
+        self.nodes.record()
         self._layouts.record()
         if self._controller.instances.keeper.records:
             self._controller.instances.keeper.record()

@@ -109,6 +109,13 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
             "shim keeps them to their cards"
         ),
     ] = False
+    closed: Annotated[
+        bool,
+        Meta(
+            description="keep the cards' device nodes for leases: no other program of an ordinary user can "
+            "open a card"
+        ),
+    ] = False
     no_history: Annotated[
         bool, Meta(description="record neither history nor usage, and answer neither")
     ] = False

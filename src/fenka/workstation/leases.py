@@ -48,6 +48,8 @@ class Leases:
         self._library_dir = runtime.simulated / "lib" if simulated else None
         self._linker_cache: Path | None = None
         self._driver_files: dict[str, tuple[Path, ...]] = {}
+        self.nodes: Path | None = None
+        """The socket that gives clients their cards' device nodes; None where all users have them."""
 
     def prepare(self) -> None:
         """Find the driver's files, and make simulated ones known to the linker.
@@ -152,6 +154,7 @@ class Leases:
                 capabilities=tuple(
                     file for piece in job.slices for file in self._capabilities_of(piece.uuid)
                 ),
+                nodes=self.nodes,
             ),
             library_dir=self._library_dir,
         )

@@ -188,6 +188,7 @@ def run(
     for option, check in _CHECKS.items():
         if option != "simulate":
             check(getattr(config, option))
+    _check_closed(config)
     require_native()
     with files.lock_runtime(runtime, keep_waiting):
         # An earlier daemon may have been killed before it did this.
@@ -229,6 +230,8 @@ def _serve(
             if not manager.keeper.records:
                 runtime.instances.unlink(missing_ok=True)
         jobs = [job.name for job in daemon.broker.jobs.values()]
+        if not jobs and not daemon.moved:
+            daemon.nodes.reopen()
         return DaemonEnd(jobs, presence.pass_on(daemon.name) if daemon.moved else None)
 
 
@@ -292,6 +295,18 @@ def _simulated_node(runtime: Runtime, simulate: str, native: Path) -> SimulatedN
             "the card server of another build goes on for its programs; later ones get one of this build"
         )
         return SimulatedNode.create(runtime.simulated, cards, native)
+
+
+def _check_closed(config: DaemonConfig) -> None:
+    if config.closed and os.geteuid() != 0:
+        raise InvalidOption(
+            "--closed needs root's daemon, since the cards' device nodes are root's: `sudo fenka daemon "
+            "--background --closed`"
+        )
+    if config.closed and config.shim_only:
+        raise InvalidOption(
+            "--closed keeps programs from cards and --shim-only lets containers open all: leave out one"
+        )
 
 
 def _check_mig(config: DaemonConfig, cards: tuple[Card, ...]) -> None:

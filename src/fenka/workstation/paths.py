@@ -64,6 +64,12 @@ class Runtime:
     """The daemon's Unix socket."""
     containers = _RuntimePath("containers.sock")
     """Where the hook of containers connects (native/hook)."""
+    nodes = _RuntimePath("nodes.sock")
+    """Where a process that enters a lease gets its cards' device nodes, if they are closed to others."""
+    own_nodes = _RuntimePath("nodes")
+    """The leases' device nodes, which only root can reach by this path."""
+    closed_nodes = _RuntimePath("closed-nodes.json")
+    """The machine's device nodes, as they were before they were closed."""
     lock = _RuntimePath("daemon.lock")
     """Locked (flock) by the running daemon."""
     config = _RuntimePath("config.json")

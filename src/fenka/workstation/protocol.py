@@ -319,6 +319,10 @@ class GetUsage(Message, tag="get-usage"):
     daily: bool = False
 
 
+class GetDeviceAccess(Message, tag="get-device-access"):
+    """Request a DeviceAccessRead."""
+
+
 class GetInstances(Message, tag="get-instances"):
     """Request an InstancesListed."""
 
@@ -675,6 +679,20 @@ class HelpsListed(Message, tag="helps-listed"):
     helps: list[str]
 
 
+class DeviceAccessRead(Message, tag="device-access"):
+    """Whether containers can be kept from other cards' device nodes.
+
+    version: of the control groups that do it; 0 if none can, and problem says why.
+    shim_only: whether a container is started that cannot be kept from them.
+    closed: whether only leases have cards' device nodes.
+    """
+
+    version: int
+    problem: str
+    shim_only: bool
+    closed: bool = False
+
+
 ToDaemon = (
     SubmitJob
     | ConfirmLease
@@ -697,6 +715,7 @@ ToDaemon = (
     | BookCards
     | GetBookings
     | CancelBooking
+    | GetDeviceAccess
 )
 FromDaemon = (
     JobQueued
@@ -716,6 +735,7 @@ FromDaemon = (
     | UsageRead
     | QuotasListed
     | BookingsListed
+    | DeviceAccessRead
 )
 
 encode = msgspec.json.Encoder(enc_hook=os.fspath).encode

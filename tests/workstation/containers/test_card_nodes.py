@@ -148,6 +148,51 @@ def test_held_container_that_cannot_be_kept_from_cards_is_ended(
     assert "its first process has left its control group" in log
 
 
+def test_closed_nodes_are_open_where_an_engine_has_mounted_them(two_cards: Workstation) -> None:
+    """Runtimes mount them where the container's root is no root outside. Others of the same name stay.
+
+    While the slice is pending it may get any card, and its control group closes all.
+    """
+    two_cards.kill_daemon()
+    two_cards.start(*CARDS, "--closed")
+    devices = two_cards.root / "simulated" / host_tree.LINK / "dev"
+    script = "mkdir -p /run/root/run/fenka /run/root/dev /run/other/dev"
+    script += " && mount -t tmpfs -o mode=0755 fenka-lease /run/root/run/fenka"
+    nodes = ["root/dev/nvidia0", "root/dev/nvidia1", "other/dev/nvidia0"]
+    for node in nodes:
+        source = devices / Path(node).name
+        script += f" && touch /run/{node} && mount --bind {source} /run/{node}"
+    with ExitStack() as opened:
+        for cards, pending in ((2, False), (1, True)):
+            group = opened.enter_context(make_group(procfs.cgroup_directory("/")))
+            container = MiniContainer(two_cards, 1000, f"FENKA_CARDS={cards}", place=script)
+            opened.callback(container.kill)
+            (group / "cgroup.procs").write_text(str(container.init))
+            inside = [Path(f"/proc/{container.init}/root/run/{node}") for node in nodes]
+            assert [stat.S_IMODE(node.stat().st_mode) for node in inside] == [0o600] * 3
+            assert container.hook("slice=14") == ""
+            job = two_cards.jobs()[container.name]
+            assert bool(job["slices"]) != pending
+            assert [stat.S_IMODE(node.stat().st_mode) for node in inside] == [0o666, 0o666, 0o600]
+            numbers = [(devices / node.name).stat().st_rdev for node in inside]
+            assert [node.stat().st_rdev for node in inside] == numbers
+    with make_group(procfs.cgroup_directory("/")) as group:
+        eventually(lambda: not two_cards.jobs())
+        container = MiniContainer(two_cards, place=script)
+        (group / "cgroup.procs").write_text(str(container.init))
+        assert container.hook("slice=4") == ""
+        (piece,) = two_cards.jobs()[container.name]["slices"]
+        modes = [
+            Path(f"/proc/{container.init}/root/run/{node}").stat().st_mode for node in nodes[:2]
+        ]
+        open_cards = [card for card, mode in enumerate(modes) if stat.S_IMODE(mode) == 0o666]
+        assert open_cards == [piece["card"]]
+        container.kill()
+    two_cards.kill_daemon()
+    two_cards.start(*CARDS)
+    assert stat.S_IMODE((devices / "nvidia0").stat().st_mode) == 0o644
+
+
 def test_container_without_a_group_is_refused(two_cards: Workstation) -> None:
     """It could open the other card, which the option accepts."""
     refused = MiniContainer(two_cards)

@@ -19,7 +19,7 @@ from fenka.hardware import driver_places
 from fenka.hardware.driver_places import Looked
 from fenka.hardware.nvml import Driver, NoDriver
 from fenka.history.series import NOT_RECORDED
-from fenka.isolation import sandbox
+from fenka.isolation import closed_nodes, sandbox
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import (
     DaemonConnection,
@@ -141,6 +141,7 @@ def _daemon() -> list[Check]:
         *_violations(snapshot),
         *_unreadable(snapshot),
         _history(runtime),
+        *_device_nodes(runtime),
     ]
 
 
@@ -154,6 +155,68 @@ def _history(runtime: paths.Runtime) -> Check:
         recording = not read.problem.startswith(NOT_RECORDED)
         return Check("history", "note" if recording else "wrong", read.problem)
     return Check("history", "ok", "recorded; `fenka usage` adds it up")
+
+
+def _device_nodes(runtime: paths.Runtime) -> list[Check]:
+    """Say who can open the cards' device nodes. Of containers nothing if none is served."""
+    if not runtime.system:
+        return []
+    try:
+        with DaemonConnection(runtime) as daemon:
+            read = daemon.request(protocol.GetDeviceAccess(), protocol.DeviceAccessRead)
+    except (DaemonUnavailable, RequestFailed) as why:
+        return [Check("device nodes", "note", str(why))] if cdi_devices.exist() else []
+    parameters = closed_nodes.PARAMETERS.read_text() if closed_nodes.PARAMETERS.exists() else ""
+    return [
+        *([device_nodes_check(read)] if cdi_devices.exist() else []),
+        *([closed_cards_check(parameters)] if read.closed else []),
+    ]
+
+
+def closed_cards_check(parameters: str) -> Check:
+    """Return the check of closed cards. parameters: the driver's, as in /proc; empty if it has none."""
+    subject, only = "closed cards", "only leases have the cards' device nodes"
+    if parameters and closed_nodes.reopened_by_driver(parameters):
+        return Check(
+            subject,
+            "wrong",
+            f"{only}, but nvidia-modprobe opens them to all users whenever a program asks, until the daemon "
+            "closes them within 5 s: write `options nvidia NVreg_ModifyDeviceFiles=0 "
+            "NVreg_DeviceFileMode=0600` to /etc/modprobe.d/fenka.conf, and load the driver again",
+        )
+    return Check(
+        subject,
+        "ok",
+        f"{only}; other programs of users, such as nvidia-smi, DCGM and X, can use them as root only, and "
+        "`docker --gpus` is not stopped",
+    )
+
+
+def device_nodes_check(read: protocol.DeviceAccessRead) -> Check:
+    """Return the check of what root's daemon does about containers' device nodes."""
+    subject, only = "device nodes", "only the shim keeps its programs to their cards"
+    if read.version:
+        detail = (
+            "each container opens its own cards' only, by its control group of version "
+            f"{read.version}"
+        )
+        if not read.shim_only:
+            return Check(subject, "ok", detail)
+        return Check(
+            subject, "note", f"{detail}; with --shim-only one whose group cannot: then {only}"
+        )
+    if read.shim_only:
+        return Check(
+            subject,
+            "note",
+            f"a container opens all cards', as --shim-only allows: {only}; {read.problem}",
+        )
+    return Check(
+        subject,
+        "wrong",
+        f"no container is started, since it could open all cards': {read.problem}; `fenka daemon "
+        "--shim-only` starts it all the same",
+    )
 
 
 def _cards_without_daemon() -> list[Check]:

@@ -5,7 +5,6 @@ slice is pending it may open none of them. Simulated cards have nodes only in th
 """
 
 import os
-import re
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,25 +14,26 @@ from fenka.core.errors import FenkaError
 from fenka.hardware import host_tree
 from fenka.hardware.nvml import Hardware
 from fenka.isolation import device_access
+from fenka.isolation.closed_nodes import CARD
 from fenka.isolation.device_access import CardAccess, ContainerGroup, DeviceAccessError
 from fenka.isolation.lease_files import describe_os_error
+from fenka.workstation import protocol
+from fenka.workstation.files import DaemonConfig
 from fenka.workstation.job import Job
 from fenka.workstation.lifetime import log
 from fenka.workstation.paths import Runtime
 
-_CARD = re.compile(r"nvidia[0-9]+")
+
+def node_directory(runtime: Runtime, *, simulated: bool) -> Path:
+    """Return where the machine's device nodes are."""
+    return runtime.simulated / host_tree.LINK / "dev" if simulated else Path("/dev")
 
 
 class CardNodes:
     """The device nodes of one daemon's machine."""
 
-    def __init__(self, runtime: Runtime, hardware: Hardware, *, shim_only: bool) -> None:
-        """Args:
-        runtime: The daemon's.
-        hardware: The driver.
-        shim_only: Whether a container is served that cannot be kept from nodes.
-        """
-        self._runtime, self._hardware, self._shim_only = runtime, hardware, shim_only
+    def __init__(self, runtime: Runtime, hardware: Hardware, config: DaemonConfig) -> None:
+        self._runtime, self._hardware, self._config = runtime, hardware, config
         self._reported: dict[str, str] = {}
         """The last logged reason of each job."""
 
@@ -58,9 +58,22 @@ class CardNodes:
                 f"the container cannot be kept from other cards' device nodes: {reason}; `fenka daemon "
                 "--shim-only` starts it all the same"
             )
-            if not self._shim_only:
+            if not self._config.shim_only:
                 raise DeviceAccessError(reason) from None
             self._report(job, reason)
+
+    def describe(self) -> protocol.DeviceAccessRead:
+        """Return whether containers can be kept from nodes here."""
+        version, problem = 0, ""
+        try:
+            version = device_access.probe()
+        except DeviceAccessError as why:
+            problem = str(why)
+        except OSError as why:
+            problem = describe_os_error(why)
+        return protocol.DeviceAccessRead(
+            version, problem, self._config.shim_only, closed=self._config.closed
+        )
 
     def renew(self, jobs: Iterable[Job]) -> None:
         """Restrict containers again.
@@ -83,13 +96,12 @@ class CardNodes:
 
     def _devices(self) -> Iterator[int]:
         """Yield the device numbers of all cards' nodes."""
-        simulated = self._hardware.driver.simulated
-        directory = self._runtime.simulated / host_tree.LINK / "dev" if simulated else Path("/dev")
+        directory = node_directory(self._runtime, simulated=self._hardware.driver.simulated)
         try:
             names = os.listdir(directory)
         except OSError:
             return
-        for name in filter(_CARD.fullmatch, names):
+        for name in filter(CARD.fullmatch, names):
             status = (directory / name).stat()
             if stat.S_ISCHR(status.st_mode):
                 yield status.st_rdev

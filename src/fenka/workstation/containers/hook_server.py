@@ -95,15 +95,17 @@ class HookServer:
         controller: Controller,
         quotas: Admission,
         payer: Callable[[Caller, DeviceRequest], tuple[int, JobSpec]],
+        nodes: Callable[[Job], Iterator[tuple[Path, int]]] | None = None,
     ) -> None:
         """Args:
         runtime: The daemon's.
         controller: Its jobs.
         quotas: The users' limits.
         payer: Returns the user that a container counts for, and its job. Raises InvalidContainer.
+        nodes: Yields a job's device nodes with descriptors of mounts; None where the machine's serve.
         """
         self._runtime, self._controller = runtime, controller
-        self._quotas, self._payer = quotas, payer
+        self._quotas, self._payer, self._nodes = quotas, payer, nodes
         self._tasks: set[asyncio.Task[None]] = set()
 
     @contextlib.contextmanager
@@ -305,7 +307,12 @@ class HookServer:
                 for _, source, writable in copies:
                     descriptors.append(copy_mount(source, writable=writable))
                     opened.callback(os.close, descriptors[-1])
-                names = b"".join(place.encode() + b"\0" for place, _, _ in copies)
+                places = [place for place, _, _ in copies]
+                for path, descriptor in self._nodes(job) if self._nodes else ():
+                    opened.callback(os.close, descriptor)
+                    places.append(f"/dev/{path.name}")
+                    descriptors.append(descriptor)
+                names = b"".join(place.encode() + b"\0" for place in places)
                 socket.send_fds(connection, [b"+" + names], descriptors)
             await _placed(connection)
             self._controller.place_container(job)

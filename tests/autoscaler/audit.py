@@ -123,8 +123,8 @@ class Slot:
         self.host.subtract(used)
         self.cards = [dict(card) for card in node.get("cards", [])]
         for card in self.cards:
-            card["free"] = card["memory_mib"] - card.get("held_mib", 0)
-            card["compute"] = 100 - card.get("held_compute", 0)
+            card["free"] = max(card["memory_mib"] - card.get("held_mib", 0), 0)
+            card["compute"] = max(100 - card.get("held_compute", 0), 0)
             card["shut"] = card.get("closed", False) or card.get("whole", False)
             card["idle"] = not (
                 card.get("held_mib", 0) or card.get("held_compute", 0) or card["shut"]

@@ -33,6 +33,13 @@ def test_plan_buys_nothing_when_nodes_there_are_enough() -> None:
     assert [pod.node for pod in plan.placements] == ["gpu"]
 
 
+def test_plan_buys_nothing_when_compute_is_free_on_a_card_with_too_much_memory_held() -> None:
+    """The scheduler takes the card, too: a request of compute alone needs none of its memory."""
+    there = (node("gpu", held(20000)),)
+    plan = planned(case(request(units=0, compute=40), groups=(group(),), nodes=there))
+    assert ([pod.node for pod in plan.placements], plan.nodes) == (["gpu"], ())
+
+
 def test_plan_buys_five_pods_of_ten_units_two_nodes_of_four_cards() -> None:
     """A card holds one of them."""
     plan = planned(case(request(units=10, count=5), groups=(group(cards=4),)))

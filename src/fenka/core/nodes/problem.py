@@ -313,8 +313,10 @@ class Problem:
             host = tuple(a - b for a, b in zip(self._host(node), used, strict=True))
             rooms = tuple(
                 CardRoom(
-                    CLOSED if card.closed or card.whole else card.memory_mib - card.held_mib,
-                    WHOLE_COMPUTE - card.held_compute,
+                    CLOSED
+                    if card.closed or card.whole
+                    else max(card.memory_mib - card.held_mib, 0),
+                    max(WHOLE_COMPUTE - card.held_compute, 0),
                     not (card.held_mib or card.held_compute or card.whole),
                 )
                 for card in node.cards

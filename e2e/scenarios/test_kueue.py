@@ -13,7 +13,7 @@ from e2e.cluster import Cluster, wait_until
 from e2e.scenarios.installation import WORKLOAD, Installation
 from e2e.supervisor import REPOSITORY
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 PAGE = (REPOSITORY / "docs" / "do" / "kueue.md").read_text()
 CONFIGURATION, QUEUES, JOB = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

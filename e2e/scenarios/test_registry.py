@@ -54,7 +54,7 @@ def registry(installation: Installation) -> Iterator[OciRegistry]:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_chart_and_image_are_installed_when_a_registry_has_them(
     registry: OciRegistry, installation: Installation
 ) -> None:

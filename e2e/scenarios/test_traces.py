@@ -15,7 +15,7 @@ from e2e.scenarios.containers import pod, wait_for_agent
 from e2e.scenarios.installation import RELEASE, Installation, rolled_back
 from e2e.scenarios.services import HTTP, Services
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 REQUEST = """
 import sys, urllib.request

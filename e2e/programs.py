@@ -46,6 +46,8 @@ class Module:
     links: tuple[str, ...] = ()
     modfile: str = field(default="go.mod", repr=False)
     """The file that is its go.mod. Another one has the same source, at other versions of its modules."""
+    cgo_tags: str = field(default="", repr=False)
+    """Build tags of a program that needs cgo; empty: it does not."""
 
     @property
     def folder(self) -> Path:
@@ -78,7 +80,11 @@ class Module:
     def key(self) -> str:
         """Return a hash of everything that goes into the build."""
         digest = hashlib.sha256()
-        for part in [go("env", "GOVERSION", "GOARCH"), self.linker_flags(), repr(self)]:
+        for part in [
+            go("env", "GOVERSION", "GOARCH"),
+            self.linker_flags(),
+            repr(self) + self.cgo_tags,
+        ]:
             digest.update(part.encode() + b"\0")
         own = {self.modfile, self.modfile.replace(".mod", ".sum")}
         for source in sorted(self.folder.rglob("*")):
@@ -243,6 +249,14 @@ KUEUE = Module(
 )
 """Kueue's controller. Only for engines.py."""
 
+CRIO = Module(
+    "crio",
+    ("tool",),
+    (),
+    cgo_tags="containers_image_openpgp,containers_image_ostree_stub,exclude_graphdriver_btrfs",
+)
+"""CRI-O without seccomp. Only for virtual_node.py."""
+
 KREW = Module("krew", ("tool",), ())
 """krew, which installs plugins of kubectl. Only for scenarios/test_kubectl_plugins.py."""
 
@@ -324,14 +338,14 @@ def compile_package(module: Module, package: str, target: Path) -> None:
     print(f"building {module.name} ({package}) …", flush=True)
     out = target / "bin" / ("kubernetes" if package == "." else "")
     command = ["nice", "go", "build", "-mod=readonly", "-trimpath"]
-    command += [f"-modfile={module.modfile}"]
+    command += [f"-modfile={module.modfile}", f"-tags={module.cgo_tags}"]
     command += ["-ldflags", module.linker_flags(), "-o", f"{out}/" if package != "." else str(out)]
     log = target / "build.log"
     with log.open("ab") as output:
         done = subprocess.run(
             [*command, package],
             cwd=module.folder,
-            env=os.environ | {"CGO_ENABLED": "0"},
+            env=os.environ | {"CGO_ENABLED": "1" if module.cgo_tags else "0"},
             stdout=output,
             stderr=subprocess.STDOUT,
             check=False,

@@ -90,9 +90,12 @@ chart: build ## package the chart with JobSet's: leaves dist/fenka-VERSION.tgz (
 release: build ## make all that is published: leaves dist/ (FENKA_RELEASE='wheels sdist': these steps only)
 	@$(BIN)/python -m deploy.release $${FENKA_RELEASE:-}
 
-vm: build .venv/.test ## try the Debian package, boots and logouts on machines of their own (root): 30 minutes
+vm: build .venv/.test ## try the Debian package, boots, logouts and a node with cgroup v2 on machines of their own (root): an hour
 	FENKA_VM=namespaces $(BIN)/pytest -p no:randomly vm
 	$(BIN)/pytest -p no:randomly vm
+	$(BIN)/python -m e2e build
+	@for driver in systemd cgroupfs; do \
+	  FENKA_E2E_VIRTUAL=$$driver $(BIN)/pytest -p no:randomly e2e/scenarios/test_control_groups.py || exit 1; done
 
 clean: ## remove all build results
 	$(MAKE) -C native clean

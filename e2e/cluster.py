@@ -92,6 +92,12 @@ class Node(Machine):
     "containerd", "kubelet" and "kube-proxy". See Machine for kill, start_again, restart, log and run.
     """
 
+    driver = "cgroupfs"
+    """Of cgroups: a machine in namespaces has no systemd."""
+
+    runtime = configuration.CONTAINERD
+    """The socket of its container runtime."""
+
     def __init__(
         self, cluster: "Cluster", spec: NodeSpec, number: int, flags: tuple[str, ...] = ()
     ) -> None:
@@ -105,6 +111,12 @@ class Node(Machine):
         self.cluster = cluster
         self.number = number
         self.flags = flags
+
+    def connect(self) -> None:
+        """Connect the node to the bridge."""
+        cluster = self.cluster
+        subnets = cluster.layout.pod_subnets()
+        network.connect(cluster.control_plane, self, f"node{self.number}", subnets)
 
     def ctr(self, *argv: str) -> str:
         """Run ctr in the containerd namespace of the kubelet's containers."""
@@ -128,12 +140,16 @@ class Node(Machine):
             shutil.which("runc", path="/usr/sbin:/usr/bin:/sbin:/bin"),
         )
         settings = self.files.folder / "containerd.toml"
-        settings.write_text(configuration.containerd(cni, runc or "runc"))
+        settings.write_text(configuration.containerd(cni, runc or "runc", self.driver))
+        self.write_pod_network()
+        self.start("containerd", ["containerd", "--config", str(settings)])
+        self.wait_for_containerd()
+
+    def write_pod_network(self) -> None:
+        """Write the settings of the CNI plugins to its disk."""
         network = self.files.folder / "disk" / "etc" / "cni" / "net.d" / "10-pods.conflist"
         network.parent.mkdir(parents=True, exist_ok=True)
         network.write_text(configuration.pod_network(self.cluster.layout.pod_subnet(self.number)))
-        self.start("containerd", ["containerd", "--config", str(settings)])
-        self.wait_for_containerd()
 
     def wait_for_containerd(self) -> None:
         """Wait until containerd answers."""
@@ -151,7 +167,8 @@ class Node(Machine):
         """Start the kubelet and kube-proxy."""
         pki = self.cluster.state / "pki"
         settings = self.files.folder / "kubelet.yaml"
-        settings.write_text(configuration.kubelet(pki, self.name))
+        text = configuration.kubelet(pki, self.name, self.driver, self.runtime)
+        settings.write_text(text)
         kubelet = ["kubelet", f"--config={settings}", f"--node-ip={self.address}"]
         kubelet += [f"--kubeconfig={pki}/kubelet-{self.name}.kubeconfig"]
         self.start("kubelet", [*kubelet, f"--hostname-override={self.name}", *self.flags])
@@ -173,7 +190,7 @@ class Node(Machine):
         owner = self.cluster.owner
         self.power_off()
         self.power_on(owner)
-        self.cluster.connect(self)
+        self.connect()
         self.start_containerd()
         began = time.time()
         self.start_kubelet()
@@ -307,8 +324,10 @@ class Cluster(Administrator):
             with exclusive_lock(lock):
                 pass
         names = [each.parent.name for each in self.state.glob("machines/*/machine.json")]
+        machines = {name: Machine(self.state, name, "") for name in sorted(names)}
+        machines |= {node.name: node for node in self.nodes}
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda name: Machine(self.state, name, "").power_off(), sorted(names)))
+            list(pool.map(lambda machine: machine.power_off(), machines.values()))
         shutil.rmtree(self.state / "machines", ignore_errors=True)
         shutil.rmtree(self.state / "etcd", ignore_errors=True)
         shutil.rmtree(self.state / "elastic", ignore_errors=True)
@@ -380,12 +399,7 @@ class Cluster(Administrator):
         """Create the bridge that connects all machines, and connect the nodes."""
         network.make_bridge(self.control_plane)
         for node in self.nodes:
-            self.connect(node)
-
-    def connect(self, node: Node) -> None:
-        """Connect a node to the bridge."""
-        subnets = self.layout.pod_subnets()
-        network.connect(self.control_plane, node, f"node{node.number}", subnets)
+            node.connect()
 
     def start_apiserver(self) -> None:
         """Start etcd and the API server, and wait until it is ready."""

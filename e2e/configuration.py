@@ -18,6 +18,7 @@ POD_GROUPS_SINCE = 37
 """The minor version whose feature gate and API are those of groups of pods, as fenka reads them."""
 ISSUER = f"https://kubernetes.default.svc.{DOMAIN}"
 CONTAINERD = "/run/containerd/containerd.sock"
+CRIO = "/run/crio/crio.sock"
 PAUSE = "localhost/pause:e2e"
 AUDITED = "audited"
 """The namespace whose ServiceAccounts' requests are in the API server's audit log."""
@@ -35,9 +36,11 @@ def feature_gates() -> list[str]:
     return [f"--feature-gates={name}=true" for name in pod_group_gate()]
 
 
-def containerd(cni: Path, runc: str) -> str:
-    """Return containerd's configuration in TOML."""
-    return containerd_2(cni, runc) if chosen_containerd() is OWN else containerd_1(cni, runc)
+def containerd(cni: Path, runc: str, driver: str = "cgroupfs") -> str:
+    """Return containerd's configuration in TOML. driver: of cgroups, systemd or cgroupfs."""
+    text = containerd_2(cni, runc) if chosen_containerd() is OWN else containerd_1(cni, runc)
+    by_systemd = json.dumps(driver == "systemd")
+    return text.replace("SystemdCgroup = false", f"SystemdCgroup = {by_systemd}")
 
 
 def containerd_1(cni: Path, runc: str) -> str:
@@ -103,6 +106,32 @@ disabled_plugins = [
 """
 
 
+def crio(programs: Path, driver: str) -> str:
+    """Return CRI-O's configuration in TOML. programs: the folder with pinns and the CNI plugins."""
+    return f"""\
+[crio]
+root = "/var/lib/containers/storage"
+runroot = "/run/containers/storage"
+storage_driver = "overlay"
+[crio.api]
+listen = "{CRIO}"
+[crio.runtime]
+cgroup_manager = "{driver}"
+conmon_cgroup = "{"system.slice" if driver == "systemd" else "pod"}"
+default_runtime = "runc"
+pinns_path = "{programs}/pinns"
+[crio.runtime.runtimes.runc]
+runtime_path = "/usr/sbin/runc"
+monitor_path = "/usr/bin/conmon"
+[crio.image]
+pause_image = "{PAUSE}"
+signature_policy = "/etc/containers/policy.json"
+[crio.network]
+network_dir = "/etc/cni/net.d/"
+plugin_dirs = ["{programs}"]
+"""
+
+
 def pod_network(subnet: str) -> str:
     """Return the CNI configuration of one node in JSON.
 
@@ -129,17 +158,20 @@ def pod_network(subnet: str) -> str:
     )
 
 
-def kubelet(pki: Path, node: str) -> str:
-    """Return the KubeletConfiguration of one node."""
+def kubelet(pki: Path, node: str, driver: str = "cgroupfs", runtime: str = CONTAINERD) -> str:
+    """Return the KubeletConfiguration of one node.
+
+    driver: of cgroups, as the runtime's. runtime: its socket.
+    """
     return yaml.safe_dump(
         {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             # Kubernetes 1.30 has no such field.
             **({"failCgroupV1": False} if minor() > 30 else {}),
-            "cgroupDriver": "cgroupfs",
+            "cgroupDriver": driver,
             "failSwapOn": False,
-            "containerRuntimeEndpoint": f"unix://{CONTAINERD}",
+            "containerRuntimeEndpoint": f"unix://{runtime}",
             "authentication": {
                 "anonymous": {"enabled": False},
                 "webhook": {"enabled": True, "cacheTTL": "2s"},

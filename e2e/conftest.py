@@ -2,7 +2,8 @@
 
 FENKA_E2E_KEEP=1 leaves the cluster running for inspection. FENKA_E2E_TIER=full also runs the scenarios that
 take minutes each and are marked `full`. FENKA_E2E_KUBERNETES=1.33 runs another Kubernetes; the tests that it
-cannot pass are marked `since`. FENKA_E2E_RECORD=1 records the run (recording.py).
+cannot pass are marked `since`. FENKA_E2E_VIRTUAL=systemd makes the second node a virtual machine
+(virtual_node.py). FENKA_E2E_RECORD=1 records the run (recording.py).
 """
 
 import os
@@ -16,9 +17,10 @@ from e2e import engines
 from e2e.cluster import STATE, Cluster
 from e2e.container_machine import image_archive
 from e2e.images import FULL, image_store
-from e2e.machine import ClusterError
+from e2e.machine import SLOWER, VIRTUAL, ClusterError
 from e2e.programs import minor
 from e2e.recording import Recorder
+from e2e.virtual_node import VirtualNode
 
 HERE = Path(__file__).parent
 # Starting the cluster counts towards the time of the first test.
@@ -42,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     other = os.environ.get("FENKA_E2E_KUBERNETES") or os.environ.get("FENKA_E2E_CONTAINERD")
     for item in items:
         if HERE in item.path.parents and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(SECONDS))
+            item.add_marker(pytest.mark.timeout(SECONDS * SLOWER))
         on_this = other and item.get_closest_marker("versions")
         if item.get_closest_marker("full") and not FULL and not on_this:
             item.add_marker(
@@ -83,6 +85,8 @@ def cluster() -> Iterator[Cluster]:
     keep = bool(os.environ.get("FENKA_E2E_KEEP"))
     state = Path(os.environ.get("FENKA_E2E_STATE") or STATE)
     cluster = Cluster(state, owner=None if keep else os.getpid(), progress=print)
+    if VIRTUAL:
+        cluster.nodes[1] = VirtualNode(cluster, cluster.layout.nodes[1], 1, kind=VIRTUAL)
     try:
         cluster.up(image_store())
         yield cluster

@@ -192,7 +192,7 @@ class Follower:
         with exclusive_lock(self._instances.folder / "certificates.lock"):
             cluster.make_node_certificates(NodeSpec(node.name, node.address))
         node.power_on(cluster.owner)
-        cluster.connect(node)
+        node.connect()
         node.prepare()
         node.start_kubelet()
         # Until then it needs the processor, and others that start would be slower.

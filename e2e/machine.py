@@ -21,6 +21,12 @@ class ClusterError(Exception):
     """A component did not start or did not answer; the text names its log."""
 
 
+VIRTUAL = os.environ.get("FENKA_E2E_VIRTUAL", "")
+"""The kind of the node that is a virtual machine (virtual_node.py); empty: none is."""
+
+SLOWER = 10.0 if VIRTUAL else 1.0
+"""All time limits are this many times longer, since a virtual machine is emulated."""
+
 HANGS_AFTER_S = 240.0
 """The longest run of a program that is not stuck, on a machine that is busy with other work."""
 
@@ -33,13 +39,14 @@ def wait_until(
     Args:
         description: the condition, for the error message.
         check: may raise ClusterError or AssertionError, which counts as false.
-        seconds: the time limit.
+        seconds: the time limit, before SLOWER.
         log: a file whose last lines are added to the error message.
 
     Raises:
         ClusterError: the time limit has passed.
     """
     began = time.monotonic()
+    seconds *= SLOWER
     error = ""
     while True:
         try:
@@ -239,7 +246,7 @@ def run(
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=timeout,
+            timeout=timeout * SLOWER,
             check=False,
         )
     except FileNotFoundError as error:

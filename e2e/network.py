@@ -30,24 +30,49 @@ def connect(control_plane: Machine, node: Machine, link: str, subnets: Mapping[s
         link: a name for the node's port of the bridge.
         subnets: the pod subnet of each node, also of those that may come later, by the node's address.
     """
+    made = f"link add {link} type veth peer name eth0 netns {node.first_process}"
+    add_port(control_plane, made, link, node, subnets)
+    run_ip_batch(
+        node,
+        # A later machine may get the address of one that has ended, and its neighbours remember this.
+        f"link set eth0 address {hardware_address(node)}",
+        *routes("eth0", control_plane, node, subnets),
+    )
+    set_sysctl(node, "net.ipv4.ip_forward", "1")
+
+
+def add_port(
+    control_plane: Machine, made: str, link: str, node: Machine, subnets: Mapping[str, str]
+) -> None:
+    """Add a port to the bridge, and the route to the pods of the node behind it.
+
+    made: what `ip` is told to make a device with the name `link`.
+    """
     run_ip_batch(
         control_plane,
-        f"link add {link} type veth peer name eth0 netns {node.first_process}",
+        made,
         f"link set {link} master lan",
         f"link set {link} up",
         f"route replace {subnets[node.address]} via {node.address} onlink dev lan",
     )
+
+
+def routes(
+    device: str, control_plane: Machine, node: Machine, subnets: Mapping[str, str]
+) -> list[str]:
+    """Return what `ip` is told on a node to give its device an address and routes to all pods."""
     others = {address: subnet for address, subnet in subnets.items() if address != node.address}
-    run_ip_batch(
-        node,
-        # A later machine may get the address of one that has ended, and its neighbours remember this.
-        f"link set eth0 address 02:00:{IPv4Address(node.address).packed.hex(':')}",
-        f"address add {ip_interface(node.address + '/24')} dev eth0",
-        "link set eth0 up",
-        f"route add default via {control_plane.address}",
+    return [
+        f"address add {ip_interface(node.address + '/24')} dev {device}",
+        f"link set {device} up",
+        f"route replace default via {control_plane.address}",
         *(f"route add {subnet} via {address}" for address, subnet in others.items()),
-    )
-    set_sysctl(node, "net.ipv4.ip_forward", "1")
+    ]
+
+
+def hardware_address(node: Machine) -> str:
+    """Return the hardware address that belongs to a node's address."""
+    return f"02:00:{IPv4Address(node.address).packed.hex(':')}"
 
 
 def run_ip_batch(machine: Machine, *lines: str) -> None:

@@ -80,7 +80,11 @@ class Module:
     def key(self) -> str:
         """Return a hash of everything that goes into the build."""
         digest = hashlib.sha256()
-        for part in [go("env", "GOVERSION", "GOARCH"), self.linker_flags(), repr(self)]:
+        for part in [
+            go("env", "GOVERSION", "GOARCH"),
+            self.linker_flags(),
+            repr(self) + self.cgo_tags,
+        ]:
             digest.update(part.encode() + b"\0")
         own = {self.modfile, self.modfile.replace(".mod", ".sum")}
         for source in sorted(self.folder.rglob("*")):
@@ -244,6 +248,14 @@ KUEUE = Module(
     (("sigs.k8s.io/kueue/pkg/version.GitVersion", "sigs.k8s.io/kueue"),),
 )
 """Kueue's controller. Only for engines.py."""
+
+CRIO = Module(
+    "crio",
+    ("tool",),
+    (),
+    cgo_tags="containers_image_openpgp,containers_image_ostree_stub,exclude_graphdriver_btrfs",
+)
+"""CRI-O without seccomp. Only for virtual_node.py."""
 
 KREW = Module("krew", ("tool",), ())
 """krew, which installs plugins of kubectl. Only for scenarios/test_kubectl_plugins.py."""

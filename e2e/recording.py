@@ -5,6 +5,8 @@ import subprocess
 
 import pytest
 
+from e2e import virtual_node
+from e2e.machine import VIRTUAL
 from e2e.programs import HELM, OWN, chosen_containerd, chosen_helm, chosen_kubernetes
 from e2e.supervisor import hierarchies
 from tools.where_it_runs import Tried, record
@@ -30,9 +32,12 @@ def parts() -> dict[str, str]:
         "C library": f"{libc} {libc_version}",
         "Python": platform.python_version(),
     }
+    if VIRTUAL:
+        tried = virtual_node.parts()
+        versions = tried | versions | tried
     # The first part is the one that is tried.
-    for part, tried in (("helm", helm is not HELM), ("containerd", runtime is not OWN)):
-        versions = {part: versions[part]} | versions if tried else versions
+    for part, chosen in (("helm", helm is not HELM), ("containerd", runtime is not OWN)):
+        versions = {part: versions[part]} | versions if chosen else versions
     return {
         name: version if name == "cgroup" else version.removeprefix("v")
         for name, version in versions.items()
@@ -67,6 +72,7 @@ class Recorder:
         if self.passed or self.failed:
             chosen = session.config.option.markexpr or session.config.option.keyword or "all"
             chosen += ", interrupted" if exitstatus == pytest.ExitCode.INTERRUPTED else ""
+            chosen += f", on a virtual machine ({VIRTUAL})" if VIRTUAL else ""
             failed, skipped = tuple(dict.fromkeys(self.failed)), tuple(dict.fromkeys(self.skipped))
             run = Tried(parts(), f"end-to-end, {chosen}", self.passed, failed, skipped)
             record(run)

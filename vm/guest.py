@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from vm.guest_disk import KEY, GuestDisk
+from vm.guest_disk import KEY, LOGIN_MAC, GuestDisk
 
 Found = TypeVar("Found")
 
@@ -138,12 +138,20 @@ class QemuGuest(Guest):
     Attributes:
         disk: What it is started from, which is not changed.
         folder: Its changes and its sockets.
-        second: The image of another disk, which is only read.
+        second: The image of another disk.
+        enter: The words of a command that runs another one in the network of the machine's devices.
+        devices: Further options of qemu's.
+        memory_mib: The machine's memory.
+        writable: Whether the machine changes the second disk, too. Then it cannot be saved.
     """
 
     disk: GuestDisk
     folder: Path
     second: Path
+    enter: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    memory_mib: int = 2048
+    writable: bool = False
     _process: subprocess.Popen[bytes] | None = None
     _port: int = field(default_factory=_free_port)
 
@@ -204,7 +212,7 @@ class QemuGuest(Guest):
 
     def login(self, user: str) -> list[str]:
         """Return the words of a command that logs a user in."""
-        return ssh(self._port, user)
+        return [*self.enter, *ssh(self._port, user)]
 
     def close(self) -> None:
         """Switch the machine off."""
@@ -219,24 +227,26 @@ class QemuGuest(Guest):
 
     def _launch(self, *options: str) -> None:
         folder, disk = self.folder, self.disk.folder
+        access = "off" if self.writable else "on"
         command = (
             *("qemu-system-x86_64", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max"),
-            *("-smp", "2", "-m", "2048", "-nodefaults", "-no-user-config", "-display", "none"),
+            *("-smp", "2", "-m", str(self.memory_mib)),
+            *("-nodefaults", "-no-user-config", "-display", "none"),
             *("-serial", f"file:{folder / 'console'}", "-device", "virtio-rng-pci"),
             *("-kernel", str(disk / "vmlinuz"), "-initrd", str(disk / "initrd"), "-append", KERNEL),
             "-drive",
             f"file={folder / 'disk.qcow2'},format=qcow2,if=none,id=root,cache=unsafe",
             *("-device", "virtio-blk-pci,drive=root"),
             "-drive",
-            f"file={self.second},format=raw,if=virtio,readonly=on",
+            f"file={self.second},format=raw,if=virtio,cache=unsafe,readonly={access}",
             "-netdev",
             f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{self._port}-:22",
-            *("-device", "virtio-net-pci,netdev=net,romfile="),
-            *("-qmp", f"unix:{folder / 'monitor'},server,nowait", *options),
+            *("-device", f"virtio-net-pci,netdev=net,mac={LOGIN_MAC},romfile="),
+            *("-qmp", f"unix:{folder / 'monitor'},server,nowait", *self.devices, *options),
         )
         with (folder / "qemu.log").open("wb") as log:
             self._process = subprocess.Popen(
-                ["nice", "-n", os.environ.get("FENKA_VM_NICE", "15"), *command],
+                [*self.enter, "nice", "-n", os.environ.get("FENKA_VM_NICE", "15"), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

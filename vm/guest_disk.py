@@ -29,6 +29,7 @@ PACKAGES = (
         "iproute2",
     ),
     *("procps", "udev", "kmod", "login", "passwd", "util-linux"),
+    *("iptables", "runc", "conmon"),
 )
 MODULES = ("virtio_pci", "virtio_blk", "virtio_net", "ext4", "crc32c_generic")
 """Of the initrd: the machine's only devices. A whole initrd takes long to unpack."""
@@ -52,9 +53,11 @@ CACHE = Path(os.environ.get("FENKA_E2E_CACHE", Path.home() / ".cache" / "fenka-e
 KEY = CACHE / "vm-key"
 """All users log in with it."""
 
-NETWORK = """\
+LOGIN_MAC = "52:54:00:12:34:56"
+
+NETWORK = f"""\
 [Match]
-Name=en* eth*
+MACAddress={LOGIN_MAC}
 [Network]
 Address=10.0.2.15/24
 Gateway=10.0.2.2

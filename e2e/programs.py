@@ -83,7 +83,7 @@ class Module:
         for part in [
             go("env", "GOVERSION", "GOARCH"),
             self.linker_flags(),
-            repr(self) + self.cgo_tags,
+            repr(self) + (self.cgo_tags or ""),
         ]:
             digest.update(part.encode() + b"\0")
         own = {self.modfile, self.modfile.replace(".mod", ".sum")}

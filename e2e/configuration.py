@@ -18,6 +18,8 @@ POD_GROUPS_SINCE = 37
 """The minor version whose feature gate and API are those of groups of pods, as fenka reads them."""
 ISSUER = f"https://kubernetes.default.svc.{DOMAIN}"
 CONTAINERD = "/run/containerd/containerd.sock"
+CERTIFICATES = "/etc/containerd/certs.d"
+"""The nodes' folder of registries and of whom they trust for them."""
 CRIO = "/run/crio/crio.sock"
 PAUSE = "localhost/pause:e2e"
 AUDITED = "audited"
@@ -57,6 +59,8 @@ disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.tracing.processor
   restrict_oom_score_adj = true
   enable_cdi = true
   cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = "{CERTIFICATES}"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{cni}"
     conf_dir = "/etc/cni/net.d"
@@ -88,6 +92,8 @@ disabled_plugins = [
   snapshotter = "overlayfs"
   [plugins."io.containerd.cri.v1.images".pinned_images]
     sandbox = "{PAUSE}"
+  [plugins."io.containerd.cri.v1.images".registry]
+    config_path = "{CERTIFICATES}"
 [plugins."io.containerd.cri.v1.runtime"]
   # Root without CAP_SYS_RESOURCE may not lower an oom_score_adj, and runc's error does not name the cause.
   restrict_oom_score_adj = true

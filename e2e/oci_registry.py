@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster import Cluster
+from e2e.configuration import CERTIFICATES
 from e2e.machine import ClusterError, wait_until
 from e2e.pki import Authority
 from e2e.programs import REGISTRY, build
@@ -83,7 +84,7 @@ def running_registry(cluster: Cluster) -> Iterator[OciRegistry]:
     )
     hosts = f'[host."https://{registry.address}"]\n  ca = "{registry.authority}"\n'
     for node in cluster.nodes:
-        folder = f"/etc/containerd/certs.d/{registry.address}"
+        folder = f"{CERTIFICATES}/{registry.address}"
         node.run("sh", "-c", f"mkdir -p {folder} && cat > {folder}/hosts.toml", stdin=hosts)
     registry.trusted.mkdir()
     (registry.trusted / "ca.crt").write_bytes(registry.authority.read_bytes())

@@ -137,7 +137,8 @@ class ContainerMachine(abc.ABC):
         assert self._holder.stdout
         if self._holder.stdout.readline() != "ready\n":
             raise ClusterError("namespaces for containers cannot be made here")
-        self.entry = ("nsenter", "-t", str(self._holder.pid), "-m", "-n")
+        self.pid = self._holder.pid
+        self.entry = ("nsenter", "-t", str(self.pid), "-m", "-n")
 
     def begin(self) -> None:  # noqa: B027
         """Start the engine, if it is a program of its own."""
@@ -203,13 +204,13 @@ class ContainerMachine(abc.ABC):
     def processes(self, name: str = "") -> list[int]:
         """Return the processes of this machine, outside of containers; of one program if it is named."""
         found = list[int]()
-        space = os.stat(f"/proc/{self._holder.pid}/ns/mnt").st_ino
+        space = os.stat(f"/proc/{self.pid}/ns/mnt").st_ino
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 its_name = (process / "comm").read_text().rstrip("\n")
                 if (process / "ns/mnt").stat().st_ino == space and name[:15] in ("", its_name):
                     found.append(int(process.name))
-        return [pid for pid in found if pid != self._holder.pid]
+        return [pid for pid in found if pid != self.pid]
 
     def kill(self, name: str = "") -> None:
         """Kill all processes of a program on this machine, outside of containers; without a name all."""

@@ -237,7 +237,7 @@ class LeaseMounts:
     node: the directory of a simulated driver's node, or None.
     user_namespaces: whether programs may create user namespaces.
     capabilities: the device files of its MIG instances, all in one directory; the others there are hidden.
-    nodes: the socket that gives the device nodes of its cards, if they are closed to others.
+    node_server: the socket that gives the device nodes of its cards, if they are closed to others.
     """
 
     directory: Path
@@ -249,7 +249,7 @@ class LeaseMounts:
     node: Path | None = None
     user_namespaces: bool = False
     capabilities: tuple[Path, ...] = ()
-    nodes: Path | None = None
+    node_server: Path | None = None
 
 
 Bind = tuple[Path, Path]
@@ -264,7 +264,7 @@ def enter(mounts: LeaseMounts, binds: Sequence[Bind] = ()) -> None:
     could mount over all of this, unless that is allowed: the limit is set where the program has no rights.
     """
     lock = lock_preload()
-    nodes = _receive_nodes(mounts.nodes) if mounts.nodes else []
+    nodes = _receive_nodes(mounts.node_server) if mounts.node_server else []
     own_users = _unshare()
     _mount_all(mounts)
     for path, descriptor in nodes:

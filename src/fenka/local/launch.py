@@ -217,7 +217,7 @@ class Launcher:
         if self.spec.isolation == "namespace":
             sandbox.enter(granted.mounts, binds)
             shim = sandbox.SHIM
-        elif granted.mounts.nodes and os.geteuid() != 0:
+        elif granted.mounts.node_server and os.geteuid() != 0:
             raise sandbox.IsolationError(
                 "this machine's cards are closed, and only a lease with its own mounts can open one: leave "
                 "out --isolation=cooperative"

@@ -154,7 +154,7 @@ class Daemon:
         self._controller.recover()
         self._card_nodes.renew(self.broker.jobs.values())
         if self.config.closed:
-            self._leases.nodes = self.runtime.nodes
+            self._leases.node_server = self.runtime.nodes
             self.nodes.close()
         else:
             self.nodes.reopen()

@@ -48,7 +48,7 @@ class Leases:
         self._library_dir = runtime.simulated / "lib" if simulated else None
         self._linker_cache: Path | None = None
         self._driver_files: dict[str, tuple[Path, ...]] = {}
-        self.nodes: Path | None = None
+        self.node_server: Path | None = None
         """The socket that gives clients their cards' device nodes; None where all users have them."""
 
     def prepare(self) -> None:
@@ -154,7 +154,7 @@ class Leases:
                 capabilities=tuple(
                     file for piece in job.slices for file in self._capabilities_of(piece.uuid)
                 ),
-                nodes=self.nodes,
+                node_server=self.node_server,
             ),
             library_dir=self._library_dir,
         )

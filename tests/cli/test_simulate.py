@@ -141,6 +141,7 @@ def of_trace(folder: Path, *words: str) -> Completed:
     return fenka("simulate", *map(str, (*files, *order)), *words)
 
 
+@pytest.mark.process
 def test_trace_gives_the_allocation_by_load(tmp_path: Path) -> None:
     """500 of 1,000 parts are allocated when 1,300 have arrived."""
     result = of_trace(tmp_path, "--policy", "bestfit", "-o", "json")
@@ -243,6 +244,7 @@ def test_replay_by_time_says_how_many_gangs_were_in_one_rack(tmp_path: Path) -> 
     assert "has no column row" in result.stderr
 
 
+@pytest.mark.process
 def test_runs_in_processes_and_json_are_the_same_again(tmp_path: Path) -> None:
     """The seeds decide, not the processes."""
     documents = []

@@ -21,7 +21,7 @@ from fenka.core.queue import Fairness, PendingRequest, queue_order
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Memory, Request
 from fenka.core.topology.domains import Proximity, Topology
-from fenka.simulation.timed import VirtualQueue
+from fenka.simulation.timed import StartedRequest, VirtualQueue
 
 NODES = tuple(
     Node(
@@ -65,13 +65,18 @@ class VirtualMachine(RuleBasedStateMachine):
         return self.queue
 
     def _serve(self) -> None:
-        for started in self.virtual.schedule(self.now):
-            assert len(started.placements) == self.sizes[started.request.id]
-            proximity = self.proximities[started.request.id]
-            if proximity is not None and proximity.required:
-                names = {placement.node for placement in started.placements}
-                domains = {TOPOLOGY.domain(name, proximity.level) for name in names}
-                assert len(domains) == 1
+        # What has started counts for its user, so another request may be the first one now.
+        while started := list(self.virtual.schedule(self.now)):
+            for each in started:
+                self._check(each)
+
+    def _check(self, started: StartedRequest) -> None:
+        assert len(started.placements) == self.sizes[started.request.id]
+        proximity = self.proximities[started.request.id]
+        if proximity is not None and proximity.required:
+            names = {placement.node for placement in started.placements}
+            domains = {TOPOLOGY.domain(name, proximity.level) for name in names}
+            assert len(domains) == 1
 
     # ---- events ----
 

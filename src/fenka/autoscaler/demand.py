@@ -239,8 +239,8 @@ def _in_domain(
     known = in_domains.get(gang.key)
     if known is None or len(known.same) < len(labels):
         in_domains[gang.key] = Gang(same=labels)
-    domains = {topology.domain(name, proximity.level) or () for name in beside}
-    values = dict(zip(labels, next(iter(domains), ()), strict=False))
+    domains = (domain or () for domain in proximity.domains_beside)
+    values = dict(zip(labels, next(domains, ()), strict=False))
     return replace(request, selector={**values, **request.selector})
 
 

@@ -379,9 +379,8 @@ class GangScheduler:
             return ()
         if proximity is None or not proximity.required or not placed:
             return nodes
-        topology, level = proximity.topology, proximity.level
-        domain = topology.domain(placed[0].node, level)
-        return [name for name in nodes if topology.domain(name, level) == domain]
+        domain = proximity.domain(placed[0].node)
+        return [name for name in nodes if proximity.domain(name) == domain]
 
     def _place_reserved(
         self, pod: Pod, gang: PodGang, placement: Placement, nodes: Sequence[str]
@@ -525,10 +524,9 @@ class GangScheduler:
         proximity = self._proximity(gang.key, [pod])
         if proximity is None or not proximity.required or not proximity.beside:
             return {}
-        topology, level = proximity.topology, proximity.level
-        domains = {topology.domain(name, level) for name in proximity.beside}
+        domains = proximity.domains_beside
         sentence = f"its gang is in another {proximity.label}, and must be in one"
-        return {name: sentence for name in nodes if domains != {topology.domain(name, level) or ()}}
+        return {name: sentence for name in nodes if domains != {proximity.domain(name) or ()}}
 
     def _open_nodes(self) -> list[str]:
         """Return the nodes that share cards."""

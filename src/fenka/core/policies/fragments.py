@@ -15,6 +15,7 @@ from fenka.core.columns import CLASS, AnyInts, Ints, NodeColumns
 from fenka.core.policies import levels
 from fenka.core.policies.candidates import FULL
 from fenka.core.policies.node_scores import (
+    Followed,
     KnownScores,
     NodeScores,
     ScoredPart,
@@ -123,9 +124,8 @@ class Fragments:
     def of_slots(self, columns: NodeColumns, slots: Ints) -> tuple["_Usable", Ints]:
         """Return what these slots have free, and their fragments."""
         known: _SlotFragments | None = columns.computed.get("fragments")
-        if known is None or known.of is not self or known.sums.size != columns.starts.size:
+        if known is None or known.of is not self or not known.follow(columns):
             known = columns.computed["fragments"] = _SlotFragments(self, columns)
-        known.follow(columns)
         return _Usable(*(amounts[slots] for amounts in known.usable)), known.sums[slots]
 
     def _class_needs(self, columns: NodeColumns) -> Ints:
@@ -173,7 +173,7 @@ class Fragments:
         return rounded
 
 
-class _SlotFragments:
+class _SlotFragments(Followed):
     """The free capacity of all slots that typical requests can use, and their fragments.
 
     Attributes:
@@ -183,15 +183,11 @@ class _SlotFragments:
     """
 
     def __init__(self, of: Fragments, columns: NodeColumns) -> None:
-        self.of, self._last_change = of, columns.last_change
+        super().__init__(columns)
+        self.of = of
         self.usable, self.sums = of.of_nodes(columns, np.arange(columns.starts.size))
 
-    def follow(self, columns: NodeColumns) -> None:
-        """Bring those of the slots up to date that have changed."""
-        if columns.last_change == self._last_change:
-            return
-        slots = columns.changed_since(self._last_change)
-        self._last_change = columns.last_change
+    def _renew(self, columns: NodeColumns, slots: Ints) -> None:
         usable, self.sums[slots] = self.of.of_nodes(columns, slots)
         for amounts, new in zip(self.usable, usable, strict=True):
             amounts[slots] = new

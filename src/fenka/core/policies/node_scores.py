@@ -1,5 +1,6 @@
 """The input of the columnar form of a policy: all nodes that fit a request."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
 
@@ -173,7 +174,31 @@ class KnownScores:
         return np.array([self.by_state[state] for state in names], np.int64)
 
 
-class SlotStates:
+class Followed(ABC):
+    """Figures of each slot of columns, which are computed again where something has changed."""
+
+    def __init__(self, columns: NodeColumns) -> None:
+        self._last_change, self._sizes = columns.last_change, _sizes(columns)
+
+    def follow(self, columns: NodeColumns) -> bool:
+        """Bring those of the slots up to date that have changed; return whether that is possible."""
+        if self._sizes != _sizes(columns):
+            return False
+        if self._last_change != columns.last_change:
+            slots = columns.changed_since(self._last_change)
+            self._last_change = columns.last_change
+            self._renew(columns, slots)
+        return True
+
+    @abstractmethod
+    def _renew(self, columns: NodeColumns, slots: Ints) -> None: ...
+
+
+def _sizes(columns: NodeColumns) -> tuple[int, int]:
+    return columns.starts.size, columns.exists.size
+
+
+class SlotStates(Followed):
     """Levels, free CPU and numbers of states of slots, which all requests share.
 
     Attributes:
@@ -184,22 +209,13 @@ class SlotStates:
     """
 
     def __init__(self, columns: NodeColumns) -> None:
+        super().__init__(columns)
         every = np.arange(columns.starts.size)
         self.levels, self.fitting, self.unfit = np.zeros((3, columns.exists.size), np.int64)
         self.cpu, self.of_cpu = np.zeros((2, every.size), np.int64)
-        self._last_change = 0
         self._renew(columns, every)
 
-    def follow(self, columns: NodeColumns) -> bool:
-        """Bring those of the slots up to date that have changed; return whether that is possible."""
-        if (self.cpu.size, self.levels.size) != (columns.starts.size, columns.exists.size):
-            return False
-        if self._last_change != columns.last_change:
-            self._renew(columns, columns.changed_since(self._last_change))
-        return True
-
     def _renew(self, columns: NodeColumns, slots: Ints) -> None:
-        self._last_change = columns.last_change
         cards, _ = columns.columns_of(slots)
         classes = columns.cards[CLASS, cards]
         self.levels[cards] = free = _levels(columns, cards)

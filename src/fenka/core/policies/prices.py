@@ -21,6 +21,7 @@ from fenka.core.columns import CLASS, SLOT, Ints, NodeColumns
 from fenka.core.policies import levels
 from fenka.core.policies.candidates import FULL
 from fenka.core.policies.node_scores import (
+    Followed,
     KnownScores,
     NodeScores,
     ScoredPart,
@@ -367,10 +368,8 @@ class BidPrices:
     def of_slots(self, columns: NodeColumns, slots: Ints) -> tuple[Ints, Ints]:
         """Return the value of these slots' nodes at each CPU price, and the number of their idle cards."""
         known: _SlotValues | None = columns.computed.get("prices")
-        size = columns.starts.size
-        if known is None or known.of != (self, self.version) or len(known.sums) != size:
+        if known is None or known.of != (self, self.version) or not known.follow(columns):
             known = columns.computed["prices"] = _SlotValues(self, columns)
-        known.follow(columns)
         return known.sums[slots], known.idle[slots]
 
     @staticmethod
@@ -379,7 +378,7 @@ class BidPrices:
         return rounded
 
 
-class _SlotValues:
+class _SlotValues(Followed):
     """The values of all slots.
 
     Attributes:
@@ -389,15 +388,11 @@ class _SlotValues:
     """
 
     def __init__(self, prices: BidPrices, columns: NodeColumns) -> None:
-        self.of, self._last_change = (prices, prices.version), columns.last_change
+        super().__init__(columns)
+        self.of = prices, prices.version
         self.sums, self.idle = prices.of_nodes(columns, np.arange(columns.starts.size))
 
-    def follow(self, columns: NodeColumns) -> None:
-        """Bring those of the slots up to date that have changed."""
-        if columns.last_change == self._last_change:
-            return
-        slots = columns.changed_since(self._last_change)
-        self._last_change = columns.last_change
+    def _renew(self, columns: NodeColumns, slots: Ints) -> None:
         self.sums[slots], self.idle[slots] = self.of[0].of_nodes(columns, slots)
 
 

@@ -106,8 +106,17 @@ class Proximity:
     @property
     def possible(self) -> bool:
         """Return whether members that have started leave a domain for the others."""
-        domains = {self.topology.domain(name, self.level) for name in self.beside}
+        domains = self.domains_beside
         return not self.required or (len(domains) <= 1 and None not in domains)
+
+    @property
+    def domains_beside(self) -> set[Domain | None]:
+        """Return the domains of members that have started; None for nodes that are in none."""
+        return set(map(self.domain, self.beside))
+
+    def domain(self, node: str) -> Domain | None:
+        """Return the domain of a node on the level; None if it is in none."""
+        return self.topology.domain(node, self.level)
 
 
 _Room = tuple[int, ...]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fenka import procfs
 from fenka.core.errors import FenkaError
-from fenka.isolation.mount_handles import system_call
+from fenka.isolation.sandbox import system_call
 
 CARD_MINORS = range(248)
 """Minor numbers of NVIDIA's cards. Later ones are nodes that all cards share, as nvidiactl is."""

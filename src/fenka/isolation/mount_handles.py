@@ -4,35 +4,19 @@ A copy is detached: no path leads to it, and only those who get its descriptor c
 copies of a shared mount would pass on what is mounted in them, to this machine and to other containers.
 """
 
-import ctypes
 import errno
 import os
 import struct
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-from fenka.isolation.sandbox import IsolationError
+from fenka.isolation.sandbox import AT_FDCWD, IsolationError, system_call
 
 # The same on all processors; Python does not name them.
 _OPEN_TREE, _MOUNT_SETATTR = 428, 442
 _CLONE, _CLOEXEC = 0x1, 0o2000000
-_AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
+_AT_EMPTY_PATH = 0x1000
 _RDONLY, _NOSUID, _NODEV, _NOEXEC = 1, 2, 4, 8
 _PRIVATE = 1 << 18
-
-
-@cache
-def _libc() -> Any:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def system_call(number: int, *arguments: object) -> int:
-    """Return the result of a call that the C library has no function for. Raises OSError."""
-    result: int = _libc().syscall(number, *arguments)
-    if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return result
 
 
 def copy_mount(path: Path, *, writable: bool = False, device: bool = False) -> int:
@@ -46,7 +30,7 @@ def copy_mount(path: Path, *, writable: bool = False, device: bool = False) -> i
     Raises IsolationError, OSError.
     """
     try:
-        descriptor = system_call(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), _CLONE | _CLOEXEC)
+        descriptor = system_call(_OPEN_TREE, AT_FDCWD, os.fsencode(path), _CLONE | _CLOEXEC)
         flags = _NOSUID | (0 if device else _NODEV) | (_NOEXEC if writable or device else _RDONLY)
         attributes = struct.pack("=QQQQ", flags, 0, _PRIVATE, 0)
         try:

@@ -124,8 +124,9 @@ NEW_USER = 0x10000000
 
 _CAPBSET_DROP = 24
 
-# The same on all processors; Python does not name them.
-_MOVE_MOUNT, _AT_FDCWD, _F_EMPTY_PATH = 429, -100, 4
+AT_FDCWD = -100
+# The same on all processors; Python does not name it.
+_MOVE_MOUNT, _F_EMPTY_PATH = 429, 4
 
 _NODES_TIMEOUT_S, _MAX_NODES_BYTES, _MAX_NODES = 30.0, 1 << 16, 250
 
@@ -139,6 +140,13 @@ def _check(result: int, *names: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), *names)
+
+
+def system_call(number: int, *arguments: object) -> int:
+    """Return the result of a call that the C library has no function for. Raises OSError."""
+    result: int = _libc().syscall(number, *arguments)
+    _check(min(result, 0))
+    return result
 
 
 def unshare(flags: int) -> None:
@@ -299,11 +307,8 @@ def _receive_nodes(server: Path) -> list[tuple[Path, int]]:
 def _move_mount(descriptor: int, target: Path) -> None:
     """Place a detached mount, and close its descriptor. Raises IsolationError."""
     try:
-        _check(
-            _libc().syscall(
-                *(_MOVE_MOUNT, descriptor, b"", _AT_FDCWD, os.fsencode(target), _F_EMPTY_PATH)
-            )
-        )
+        path = os.fsencode(target)
+        system_call(_MOVE_MOUNT, descriptor, b"", AT_FDCWD, path, _F_EMPTY_PATH)
     except OSError as why:
         raise IsolationError(f"cannot mount {target} for the lease: {why.strerror}") from None
     finally:

@@ -4,19 +4,19 @@ The client connects and sends nothing. The kernel says which process it is. The 
 nodes with descriptors of mounts, as for the hook of containers, or nothing if the process is no job's.
 """
 
-import asyncio
 import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from fenka.core.errors import FenkaError
 from fenka.hardware.nvml import Hardware
 from fenka.hardware.peer_credentials import process
 from fenka.isolation.closed_nodes import ClosedNodes
-from fenka.workstation import admission
 from fenka.workstation.broker import Broker
+from fenka.workstation.containers import packet_server
 from fenka.workstation.containers.card_nodes import node_directory
 from fenka.workstation.job import Job
 from fenka.workstation.lifetime import describe, log
@@ -66,32 +66,13 @@ class NodeServer:
         minors = {driver.minor(piece.card_uuid) for piece in job.slices}
         return self._nodes.copies(minors or None)
 
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Serve while in the context. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        path = self._runtime.nodes
-        path.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-            server.setblocking(False)
-            server.bind(os.fspath(path))
-            path.chmod(0o666)
-            server.listen(admission.BACKLOG)
-            loop.add_reader(server, self._serve, server)
-            try:
-                yield
-            finally:
-                loop.remove_reader(server)
-                path.unlink(missing_ok=True)
+    def listening(self) -> AbstractContextManager[None]:
+        """Return a context in which clients are served. It raises OSError."""
+        return packet_server.listening(self._runtime.nodes, self._serve, 0o666)
 
-    def _serve(self, server: socket.socket) -> None:
+    def _serve(self, connection: socket.socket) -> None:
         """Answer one client, which cannot delay it."""
-        try:
-            connection, _ = server.accept()
-        except OSError:
-            return
         with connection, contextlib.ExitStack() as opened:
-            connection.setblocking(False)
             try:
                 job = self._job_of(connection)
                 if job is None:

@@ -35,6 +35,7 @@ from fenka.jobs.job_spec import JobSpec
 from fenka.workstation import admission, protocol
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.connections import create_jobs, with_time_limit
+from fenka.workstation.containers import packet_server
 from fenka.workstation.containers.container_request import (
     MAX_CONFIG_BYTES,
     MAX_STATE_BYTES,
@@ -111,30 +112,18 @@ class HookServer:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Serve while in the context. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        self._runtime.containers.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-            server.setblocking(False)
-            former = os.umask(0o111 if self._runtime.system else 0o177)
-            server.bind(os.fspath(self._runtime.containers))
-            os.umask(former)
-            server.listen(admission.BACKLOG)
-            loop.add_reader(server, self._accept, server)
+        mode = 0o666 if self._runtime.system else 0o600
+        with packet_server.listening(self._runtime.containers, self._accept, mode):
             try:
                 yield
             finally:
-                loop.remove_reader(server)
-                self._runtime.containers.unlink(missing_ok=True)
                 for task in self._tasks:
                     task.cancel()
 
-    def _accept(self, server: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = server.accept()
-            connection.setblocking(False)
-            task = asyncio.get_running_loop().create_task(self._serve(connection))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def _accept(self, connection: socket.socket) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, connection: socket.socket) -> None:
         with (

@@ -7,7 +7,6 @@ package main
 import (
 	"bytes"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -16,8 +15,9 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
-	"os"
 	"time"
+
+	"fenka.io/e2e/kwok/identity"
 )
 
 // record is what fenka writes of a pod with one slice.
@@ -60,18 +60,12 @@ func main() {
 	wait := flag.Duration("wait", 0, "time before filter answers")
 	keep := flag.Int("keep", math.MaxInt, "number of nodes that filter returns")
 	flag.Parse()
-	pool := x509.NewCertPool()
-	authority, err := os.ReadFile(*pki + "/ca.crt")
-	if err != nil {
-		log.Fatal(err)
-	}
-	pool.AppendCertsFromPEM(authority)
-	pair, err := tls.LoadX509KeyPair(*pki+"/fenka.crt", *pki+"/fenka.key")
+	config, err := identity.Config(*pki+"/ca.crt", *pki+"/fenka.crt", *pki+"/fenka.key")
 	if err != nil {
 		log.Fatal(err)
 	}
 	client := &http.Client{Transport: &http.Transport{
-		TLSClientConfig:     &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}},
+		TLSClientConfig:     config,
 		MaxIdleConnsPerHost: 100,
 	}}
 	handle("filter", func(in arguments) any {
@@ -89,7 +83,7 @@ func main() {
 		return scores
 	})
 	handle("bind", func(in binding) any { return bound{bind(client, *server, in, *annotate)} })
-	listener := &http.Server{Addr: *address, TLSConfig: &tls.Config{ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert}}
+	listener := &http.Server{Addr: *address, TLSConfig: &tls.Config{ClientCAs: config.RootCAs, ClientAuth: tls.RequireAndVerifyClientCert}}
 	log.Fatal(listener.ListenAndServeTLS(*pki+"/server.crt", *pki+"/server.key"))
 }
 

@@ -7,8 +7,6 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -18,6 +16,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"fenka.io/e2e/kwok/identity"
 )
 
 type request struct {
@@ -43,9 +43,13 @@ func main() {
 	connections := flag.Int("connections", 16, "number of connections")
 	mustContain := flag.String("expect", "", "text that every answer contains")
 	flag.Parse()
+	config, err := identity.Config(*ca, *cert, *key)
+	if err != nil {
+		fail(err)
+	}
 	client := &http.Client{Transport: &http.Transport{
 		// A transport with its own TLS configuration speaks HTTP/1.1: one request at a time on each connection.
-		TLSClientConfig:     tlsConfig(*ca, *cert, *key),
+		TLSClientConfig:     config,
 		MaxIdleConnsPerHost: *connections,
 		MaxConnsPerHost:     *connections,
 	}}
@@ -125,20 +129,6 @@ func read(input io.Reader) []request {
 		}
 		requests = append(requests, next)
 	}
-}
-
-func tlsConfig(ca, cert, key string) *tls.Config {
-	pair, err := tls.LoadX509KeyPair(cert, key)
-	if err != nil {
-		fail(err)
-	}
-	authority, err := os.ReadFile(ca)
-	if err != nil {
-		fail(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(authority)
-	return &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}}
 }
 
 func percentile(sorted []time.Duration, percent int) float64 {

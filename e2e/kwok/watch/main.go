@@ -3,8 +3,6 @@
 package main
 
 import (
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -12,8 +10,9 @@ import (
 	"log"
 	"net/http"
 	"net/url"
-	"os"
 	"time"
+
+	"fenka.io/e2e/kwok/identity"
 )
 
 var formats = map[string]string{
@@ -30,20 +29,12 @@ func main() {
 	if !known {
 		log.Fatalf("-format must be json or protobuf, not %s", *format)
 	}
-	authority, err := os.ReadFile(*pki + "/ca.crt")
-	if err != nil {
-		log.Fatal(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(authority)
-	pair, err := tls.LoadX509KeyPair(*pki+"/fenka.crt", *pki+"/fenka.key")
+	config, err := identity.Config(*pki+"/ca.crt", *pki+"/fenka.crt", *pki+"/fenka.key")
 	if err != nil {
 		log.Fatal(err)
 	}
 	// As fenka: HTTP/1.1, a connection for each watch.
-	client := &http.Client{Transport: &http.Transport{
-		TLSClientConfig: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}},
-	}}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: config}}
 	for _, path := range flag.Args() {
 		go follow(client, *server+path, accept)
 	}

@@ -417,12 +417,15 @@ class NodeHarness:
             ),
         )
         plugins = (plugin.run() for plugin in self.program.plugins.values())
-        work = (
-            *(self.node_api.run(), *plugins, self.agent.run()),
-            self.program.instances.run(),
-        )
+        work = (self.agent.run(), self.node_api.run(), *plugins, self.program.instances.run())
         self._tasks = [asyncio.create_task(coroutine) for coroutine in work]
         await until(lambda: self.node_api.synced)
+
+    async def end_passes(self) -> None:
+        """End the control loop, so that only the test's own passes run."""
+        passes = self._tasks[0]
+        passes.cancel()
+        await asyncio.wait([passes])
 
     def kill_pods(self, uids: Collection[str]) -> int:
         """Stand in for `pod_processes.kill_pods`."""

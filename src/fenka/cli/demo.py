@@ -529,7 +529,7 @@ def _check_handover(demonstration: Demonstration) -> None:
 
 
 def url_of(name: str) -> str:
-    """Return a notebook's URL; empty until it answers."""
+    """Return a notebook's URL; empty until it accepts connections."""
     from fenka.jobs import notebook
 
     return notebook.url(paths.jobs_directory() / name) or ""

@@ -280,6 +280,9 @@ READY_TIMEOUT_S = 60.0
 """A cold start of JupyterLab takes a few seconds; a minute covers a slow disk."""
 POLL_INTERVAL_S = 0.05
 
+CONNECT_TIMEOUT_S = 1.0
+"""For a server on this machine to accept a connection."""
+
 
 class NoJupyter(FenkaError):
     """No Jupyter can be started; the message names what is missing."""
@@ -419,15 +422,41 @@ def _users_configuration() -> list[str]:
     return [*named, os.path.expanduser("~/.jupyter"), os.path.join(configuration, "jupyter")]
 
 
-def url(job_dir: Path) -> str | None:
-    """Return the server's URL once it answers."""
-    for path in sorted((job_dir / "runtime").glob("jpserver-*.json")):
+class _Server(msgspec.Struct):
+    """What a server of Jupyter writes about itself (`ServerApp.server_info` of jupyter-server 2)."""
+
+    url: str
+    hostname: str
+    port: int
+    sock: str = ""
+    token: str = ""
+
+    def accepts(self) -> bool:
+        """Return whether it accepts connections. It writes its file before it listens."""
+        place = self.sock or (self.hostname, self.port)
+        family = (
+            socket.AF_UNIX
+            if self.sock
+            else socket.AF_INET6
+            if ":" in self.hostname
+            else socket.AF_INET
+        )
         try:
-            server = json.loads(path.read_text())
-        except (OSError, ValueError):
-            continue
-        token = server.get("token")
-        return f"{server['url']}lab" + (f"?token={token}" if token else "")
+            with socket.socket(family) as connection:
+                connection.settimeout(CONNECT_TIMEOUT_S)
+                connection.connect(place)
+        except (OSError, TypeError, ValueError, OverflowError):  # odd addresses, too
+            return False
+        return True
+
+
+def url(job_dir: Path) -> str | None:
+    """Return the server's URL once it accepts connections."""
+    for path in sorted((job_dir / "runtime").glob("jpserver-*.json")):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            server = msgspec.json.decode(path.read_bytes(), type=_Server)
+            if server.accepts():
+                return f"{server.url}lab" + (f"?token={server.token}" if server.token else "")
     return None
 
 

@@ -1,5 +1,6 @@
 """`fenka ps`: programs, trainings, notebooks and services of this machine or a cluster."""
 
+import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Set
@@ -197,5 +198,7 @@ def _core(job: protocol.JobView) -> str:
 
 
 def _command(job: protocol.JobView) -> str:
-    url = notebook.url(paths.jobs_directory() / job.name) if job.kind == "notebook" else None
+    # Names are each user's own.
+    own = job.kind == "notebook" and job.uid == os.geteuid()
+    url = notebook.url(paths.jobs_directory() / job.name) if own else None
     return url or shlex.join(job.command)

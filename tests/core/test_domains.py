@@ -225,6 +225,19 @@ def test_only_some_of_many_domains_are_tried() -> None:
     assert tried == [*names[:16], *names[84:]]
 
 
+@pytest.mark.parametrize(
+    ("kinds", "tried"),
+    [(1, 32), (2, 16), (3, 10), (16, 2), (64, 2)],  # 16 // kinds, at least 1, of either end
+)
+def test_fewer_domains_are_tried_for_more_different_requests(kinds: int, tried: int) -> None:
+    """Each different request costs time in each domain."""
+    places = {f"n{number}": f"z r{number}" for number in range(40)}
+    wanted = [replace(units(1), cpu_milli=kind) for kind in range(kinds)]
+    rooms = {request: dict.fromkeys(places, 1) for request in wanted}
+    search = DomainSearch(Proximity(topology_of(places), RACK), dict.fromkeys(wanted, 1), rooms)
+    assert len(search.required_domains()) == tried
+
+
 def test_reservation_is_in_the_domain_that_is_free_first() -> None:
     """r1 is free at 300 and 100, r2 at 200 and 200: r2, all of it at 200. Nothing is free now."""
     nodes = [node(T4_MIB, name=name) for name in "abcd"]

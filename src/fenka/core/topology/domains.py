@@ -15,7 +15,10 @@ Domain = tuple[str, ...]
 """Values of a node's labels, the outermost level first. Racks of equal names in two zones are two domains."""
 
 MAX_TRIED = 16
-"""Domains of one level that are tried: this number of the tightest, and of those with the most room."""
+"""Domains of one level that are tried: this number of the tightest, and of those with the most room.
+
+It is divided by the number of different requests, of which each costs time in each domain.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,7 +242,8 @@ class DomainSearch:
     def _sufficient(self, groups: Iterable[_Group]) -> list[_Group]:
         """Return the groups with room for all members, those beside others and then the tightest first."""
         sufficient = sorted(group for group in groups if _covers(group.room, self._wanted))
-        return sufficient[:MAX_TRIED] + sufficient[MAX_TRIED:][-MAX_TRIED:]
+        tried = max(MAX_TRIED // len(self._wanted), 1)
+        return sufficient[:tried] + sufficient[tried:][-tried:]
 
     # ---- few domains ----
 

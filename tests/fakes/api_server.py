@@ -195,7 +195,8 @@ class FakeApiServer:
         """Listen; again on the same port after `stop`."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._serve)
-        self.runner = web.AppRunner(app, shutdown_timeout=0)
+        # For aiohttp 0 means no limit, and a watch that has just begun would never end.
+        self.runner = web.AppRunner(app, shutdown_timeout=0.01)
         await self.runner.setup()
         site = web.TCPSite(self.runner, "127.0.0.1", self.port, reuse_address=True)
         await site.start()

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -57,11 +58,35 @@ def refused(result: subprocess.CompletedProcess[str], code: int, sentence: str) 
     assert re.fullmatch(f"fenka: {sentence}", lines[0]), lines[0]
 
 
+SAYS_S = 60.0
+"""Until a client must have said something, in seconds."""
+
+
+def waits_for(pid: int) -> str:
+    """Return where in the kernel each thread of a process and of its children is."""
+    return subprocess.run(
+        [
+            "ps",
+            "-L",
+            "-o",
+            "pid,tid,stat,wchan:32,etimes,args",
+            "--pid",
+            str(pid),
+            "--ppid",
+            str(pid),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+
+
 class Program:
     """A running `fenka run`."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
+    def __init__(self, process: subprocess.Popen[str], root: Path) -> None:
+        self.process, self.root = process, root
+        self._gave_up: list[str] = []
 
     @property
     def pid(self) -> int:
@@ -83,9 +108,26 @@ class Program:
         return said
 
     def says(self) -> str:
-        """Return the next line of the client's progress."""
+        """Return the next line of the client's progress. Fails with what it waits for if none comes."""
         assert self.process.stderr
-        return self.process.stderr.readline().strip()
+        timer = threading.Timer(SAYS_S, self._give_up)
+        timer.start()
+        try:
+            line = self.process.stderr.readline().strip()
+        finally:
+            timer.cancel()
+        if self._gave_up:
+            pytest.fail(f"nothing is said for {SAYS_S:.0f} s\n" + "\n".join(self._gave_up))
+        return line
+
+    def _give_up(self) -> None:
+        doing = [f"the client: {waits_for(self.pid)}"]
+        with contextlib.suppress(OSError, ValueError):
+            daemon = int((self.root / "daemon.lock").read_text())
+            doing.append(f"the daemon: {waits_for(daemon)}")
+            doing += [(self.root / name).read_text() for name in ("state.json", "daemon.log")]
+        self._gave_up = doing
+        self.process.kill()
 
     def end(self) -> int:
         """Close its standard input, and return the exit code."""
@@ -144,7 +186,7 @@ class Workstation:
             text=True,
             pass_fds=pass_fds,
         )
-        self.programs.append(Program(process))
+        self.programs.append(Program(process, self.root))
         return self.programs[-1]
 
     def jobs(self) -> dict[str, Any]:

@@ -423,7 +423,7 @@ def _users_configuration() -> list[str]:
 
 
 class _Server(msgspec.Struct):
-    """What a server of Jupyter writes about itself (`ServerApp.server_info` of jupyter-server 2)."""
+    """A server of Jupyter, as its file describes it (`ServerApp.server_info` of jupyter-server 2)."""
 
     url: str
     hostname: str

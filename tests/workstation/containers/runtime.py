@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ class MiniContainer:
         """
         self.station, self.id = station, id or secrets.token_hex(32)
         self.bundle = Path(tempfile.mkdtemp(prefix="fenka-bundle-"))
+        weakref.finalize(self, shutil.rmtree, self.bundle, ignore_errors=True)
         self.config: dict[str, Any] = {"process": {"args": ["hold"], "env": [*environment]}}
         script = _INIT.replace("$PLACE", place).replace("$EXEC", "" if child else "exec")
         process = subprocess.Popen(
@@ -63,7 +65,7 @@ class MiniContainer:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.program = Program(process)
+        self.program = Program(process, station.root)
         station.programs.append(self.program)
         assert process.stdout
         assert process.stdout.readline() == "made\n"

@@ -3,7 +3,7 @@
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fenka.cluster.explain import explain, explain_nodes
@@ -118,8 +118,23 @@ def test_filter_queue_and_why_agree_when_one_pod_is_pending(
         assert cluster.queue.position(pod) == ""
 
 
+def _wanted(units: int, zone: str = "", priority: int | None = None) -> Json:
+    fixed = {"cards": 1, "tolerates": False, "namespace": "a"}
+    return {"units": units, "zone": zone, "priority": priority, **fixed}
+
+
+_PLAIN: dict[str, Any] = {"unschedulable": False, "taints": [], "annotations": {}, "labels": {}}
+
+
 @settings(max_examples=80)
 @given(NODES, HOLDERS, PENDING)
+# 5 + 1 + 5 of 14 units are on one card of the eastern node, and 10 on the other. The first one, which was
+# answered and is not bound, must not be counted again: 5 + 5 + 1 + 5 would be too much.
+@example(
+    [_PLAIN, {**_PLAIN, "labels": {"zone": "east"}}],
+    [],
+    [_wanted(1), _wanted(10), _wanted(5), _wanted(5, "east", 5)],
+)
 def test_pods_are_placed_as_the_queue_shows_when_they_are_asked_about_in_any_order(
     nodes: list[dict[str, Any]], holders: list[tuple[int, int]], wanted: list[Json]
 ) -> None:

@@ -80,7 +80,11 @@ class AnsweredPods:
             del self._answers[oldest]
         if not self._answers:
             return constraints
-        held = dict(constraints.held)
+        # They do not count twice: what the queue holds for them may be on another node.
+        held = {
+            node: tuple(hold for hold in holds if hold.entry_id not in self._answers)
+            for node, holds in constraints.held.items()
+        }
         for uid, answer in self._answers.items():
             for placement in answer.placements:
                 others = held.get(placement.node, ())

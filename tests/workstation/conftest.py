@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -58,8 +58,8 @@ def refused(result: subprocess.CompletedProcess[str], code: int, sentence: str) 
     assert re.fullmatch(f"fenka: {sentence}", lines[0]), lines[0]
 
 
-SAYS_S = 60.0
-"""Until a client must have said something, in seconds."""
+SILENCE_S = 100.0
+"""Seconds after which a client that says nothing is taken for broken; less than the limit of a test."""
 
 
 def waits_for(pid: int) -> str:
@@ -95,8 +95,7 @@ class Program:
 
     def report(self) -> Any:
         """Return the JSON line that the program prints first. A hold.py that saw no card fails the test."""
-        assert self.process.stdout
-        line = self.process.stdout.readline()
+        line = self._line(self.process.stdout)
         if not line:
             assert self.process.stderr
             # Its output has ended, so it has ended or is about to.
@@ -108,16 +107,20 @@ class Program:
         return said
 
     def says(self) -> str:
-        """Return the next line of the client's progress. Fails with what it waits for if none comes."""
-        assert self.process.stderr
-        timer = threading.Timer(SAYS_S, self._give_up)
+        """Return the next line of the client's progress."""
+        return self._line(self.process.stderr).strip()
+
+    def _line(self, stream: IO[str] | None) -> str:
+        """Return the next line. If none comes, fail with what the client and the daemon wait for."""
+        assert stream
+        timer = threading.Timer(SILENCE_S, self._give_up)
         timer.start()
         try:
-            line = self.process.stderr.readline().strip()
+            line = stream.readline()
         finally:
             timer.cancel()
         if self._gave_up:
-            pytest.fail(f"nothing is said for {SAYS_S:.0f} s\n" + "\n".join(self._gave_up))
+            pytest.fail(f"nothing is said for {SILENCE_S:.0f} s\n" + "\n".join(self._gave_up))
         return line
 
     def _give_up(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from fenka.dialects.lease_records import REFUSED, REQUEST, ResizeStatus, decode_status
 from fenka.isolation import lease_control
 from tests.node.harness import T4_MIB, Json, NodeHarness, card, node_harness
-from tests.waiting import until
+from tests.waiting import eventually, until
 
 
 @contextlib.asynccontextmanager
@@ -88,6 +88,17 @@ async def granted(node: NodeHarness, name: str, text: str) -> ResizeStatus:
     current = status(node, name)
     assert current is not None
     return current
+
+
+async def settled(node: NodeHarness) -> None:
+    """Wait until a pass writes nothing: what the passes before it wrote has come back to the program."""
+
+    async def is_settled() -> bool:
+        written = len(node.api.patches)
+        await node.agent.reconcile()
+        return len(node.api.patches) == written
+
+    await eventually(is_settled)
 
 
 class Killed(Exception):

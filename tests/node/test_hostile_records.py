@@ -23,7 +23,7 @@ from fenka.kubernetes.api_client import ApiUnreachable
 from fenka.node.lease.report import REPORT_AFTER_S
 from fenka.node.node_api import NodeApi
 from tests.node.harness import NODE, T4_MIB, ContainerFailed, Json, NodeHarness, card
-from tests.node.pod_kit import path, ready_node, write
+from tests.node.pod_kit import path, ready_node, settled, write
 from tests.waiting import until
 
 A, B = card(0).uuid, card(1).uuid
@@ -241,11 +241,7 @@ async def test_report_is_written_before_the_container_starts(library: Path) -> N
         pod = node.pod("a", 4)
         await node.run(pod)
         assert pod["metadata"]["uid"] in report(node).pods
-        for _ in range(3):
-            await node.agent.reconcile()
-        await until(
-            lambda: node.node_api.node and REPORT in node.node_api.node.metadata.annotations
-        )
+        await settled(node)
         written = len(node.api.patches)
         for _ in range(3):
             await node.agent.reconcile()

@@ -35,6 +35,7 @@ from tests.node.pod_kit import (
     request,
     running,
     set_phase,
+    settled,
     status,
     write,
 )
@@ -131,16 +132,8 @@ async def test_pass_writes_nothing_when_the_request_is_already_granted(library: 
         await running(node, "a")
         request(node, "a", "gpu-mem=6")
         await granted(node, "a", "gpu-mem=6")
-        uid = lease(node, "a")[1].uid
-
-        def is_known() -> bool:
-            """The pod's record is written twice; a pass that knows only the first one writes again."""
-            known = decode_status(node.node_api.pods[uid].metadata.annotations)
-            return known is not None and known.request == "gpu-mem=6"
-
-        await until(is_known)
         await node.end_passes()
-        await node.agent.reconcile()  # completes the pass that was cut off
+        await settled(node)
         written = len(node.api.patches)
         generation = lease_control.read(node.lease_files.control(lease(node, "a")[0])).generation
         for _ in range(3):
@@ -185,6 +178,7 @@ async def test_request_is_rejected_with_a_sentence_when_it_is_impossible(
         assert lease(node, "a")[1].slices == [Slice(0, A, 4308, 0)]
         record = status(node, "a")
         assert record is None or record.slices == (Slice(0, A, 4308, 0),)
+        await settled(node)
         written = len(node.api.patches)
         for _ in range(3):
             await node.agent.reconcile()

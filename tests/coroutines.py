@@ -1,6 +1,7 @@
 """The one way in which tests run coroutines: `async def test_…` runs here, on one event loop."""
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -29,6 +30,21 @@ def synchronous(test: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., 
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> Any:
-        return _RUNNER.run(_alone(test(*args, **kwargs)))
+        try:
+            return _RUNNER.run(_alone(test(*args, **kwargs)))
+        except BaseException:
+            _abandon()
+            raise
 
     return run
+
+
+def _abandon() -> None:
+    """Cancel what runs on if a signal has ended a test, so that it does not break the next one."""
+    loop = _RUNNER.get_loop()
+    if rest := asyncio.all_tasks(loop):
+        for task in rest:
+            task.cancel()
+        # One of them may cancel this, too.
+        with contextlib.suppress(asyncio.CancelledError):
+            loop.run_until_complete(asyncio.wait(rest, timeout=1))

@@ -8,8 +8,10 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from fenka.dashboard import cluster_live
 from fenka.dashboard.cluster_live import NO_NAMESPACE, ClusterLive
 from fenka.dashboard.node_questions import PROGRAM, period_s
+from fenka.kubernetes.api_client import ApiUnreachable
 from fenka.views.board import World
 from fenka.views.node_figures import CardFigures, NodeFigures, SliceFigures
 from tests.builders import T4_MIB, Json, node_json, on_card, pod_json
@@ -185,6 +187,31 @@ async def test_api_server_that_is_away_costs_a_sentence() -> None:
             await until(lambda: any("not up to date" in text for text in shown(live).problems))
             assert names(live) == ["notebook"]
             await server.start()
+
+
+async def test_it_ends_when_a_question_fails_at_the_moment_of_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`gather` raises the failure of one of two questions, and the cancellation is lost."""
+    asked, gate = asyncio.Event(), asyncio.Event()
+
+    async def fails(*_: object) -> None:
+        asked.set()
+        await gate.wait()
+        raise ApiUnreachable("away")
+
+    async def hangs(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(cluster_live, "read_training_objects", hangs)
+    monkeypatch.setattr(cluster_live, "read_services", fails)
+    async with api_server() as server, server.api() as api:
+        task = asyncio.create_task(ClusterLive(api, "lab", sleep=briefly).run())
+        await until(asked.is_set)
+        # In the loop's next turn the question fails, and then its task's parts are cancelled.
+        gate.set()
+        task.cancel()
+        await until(task.done)
 
 
 async def test_waiting_pod_has_its_reason() -> None:

@@ -28,6 +28,7 @@ from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.election import Leadership, Term
 from fenka.kubernetes.events import EventRecorder
+from fenka.server.program import end_if_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -231,6 +232,7 @@ class Loop:
             changed.clear()
             if self.leading():
                 await self._guarded()
+            end_if_cancelled()
             await self._sleep(MIN_INTERVAL_S)
             await self._wait(changed)
 

@@ -31,6 +31,7 @@ from fenka.kubernetes.reader import (
     read_services,
     read_training_objects,
 )
+from fenka.server.program import end_if_cancelled
 from fenka.views.board import CardTile, ProgramLine, World
 from fenka.views.cluster_board import (
     MAX_CARDS,
@@ -200,6 +201,7 @@ class ClusterLive:
         )
         while True:
             await work()
+            end_if_cancelled()
             await self._sleep(period_s())
 
     # ---- reading ----

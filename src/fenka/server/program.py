@@ -80,6 +80,16 @@ async def working_until(
         await asyncio.gather(*tasks, stopping, return_exceptions=True)
 
 
+def end_if_cancelled() -> None:
+    """Raise CancelledError if the current task was cancelled before, for loops that survive failures.
+
+    `asyncio.gather` raises the failure of one of its parts instead, if both happen at the same moment.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 def _raise_failure(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         if task.done():

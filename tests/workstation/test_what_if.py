@@ -106,6 +106,23 @@ def test_ends_together_help_when_no_single_one_does() -> None:
     assert rehearsals.sentences(helps)[0] == "the end of p0 and p1"
 
 
+def test_ends_together_help_only_if_nobody_gets_the_room_in_between() -> None:
+    """The large request is first, and cannot start before p0, p1 and p2 have ended.
+
+    But when p1 has ended, the small one behind it starts: by its limit of 60 s it ends when p2 does.
+    """
+    broker = Broker(Node("here", (card(0),)), "binpack")
+    for number, (amount, limit_s) in enumerate(
+        [(3, 60.0), (3, None), (2, 60.0), (14, 60.0), (9, 60.0)]
+    ):
+        (one,) = members(f"p{number}", units(amount), 1, number)
+        one.spec = msgspec.structs.replace(one.spec, time_limit_s=limit_s)
+        submit(broker, [one])
+    assert started(end(broker, ["p0", "p1", "p2"]), "p4")
+    assert not started(end(broker, ["p0", "p1", "p2"]), "p3")
+    assert complete(look_ahead(broker, NOW)).helps["p3"].together == ()
+
+
 async def test_outlook_is_new_when_the_queue_was_served_again() -> None:
     """What helped before an end is not repeated after it."""
     broker = broker_with([card(0)], 4, 4, 4, 4)

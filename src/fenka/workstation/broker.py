@@ -721,7 +721,8 @@ class Broker:
             ended: Queue ids that end one after the other, or no longer wait.
             added: Cards that are there, too.
             now: Unix seconds.
-            most: The number of requests to serve, in their order; None for all.
+            most: The number of requests to serve after the last end, in their order; None for all. After the
+                ends before it all are served: they may take what a request before them waits for.
             replaced: Other requests for pending queue ids.
         """
         waiting = {id_: request for id_, request in self._queue.items() if id_ not in ended}
@@ -733,13 +734,15 @@ class Broker:
         placed: list[tuple[str, tuple[Placement, ...]]] = []
         ending = [job for queue_id in ended for job in self.jobs_of(queue_id) if job.placement]
         # One after the other, as they end: what one leaves may be granted before the next has ended.
+        last = ending[-1] if ending else None
         for job in ending or (None,):
             if job and job.placement:
                 view.remove(job.placement)
                 del allocations[job.id]
             ordered = self._ordered(waiting.values(), [*allocations.values()], now)
             rules = self._user_rules(node, [*allocations.values()], now)
-            result, node = self._serve(backfill, view, ordered[:most], rules)
+            served = ordered[:most] if job is last else ordered
+            result, node = self._serve(backfill, view, served, rules)
             placed += result.placed
             for id_, placements in result.placed:
                 request = waiting.pop(id_)

@@ -429,7 +429,7 @@ class _Server(msgspec.Struct):
     hostname: str
     port: int
     sock: str = ""
-    token: str = ""
+    token: str | None = None
 
     def accepts(self) -> bool:
         """Return whether it accepts connections. It writes its file before it listens."""

@@ -80,12 +80,13 @@ class AnsweredPods:
             del self._answers[oldest]
         if not self._answers:
             return constraints
+        answered = {uid: answer for uid, answer in self._answers.items() if answer.placements}
         # They do not count twice: what the queue holds for them may be on another node.
         held = {
-            node: tuple(hold for hold in holds if hold.entry_id not in self._answers)
+            node: tuple(hold for hold in holds if hold.entry_id not in answered)
             for node, holds in constraints.held.items()
         }
-        for uid, answer in self._answers.items():
+        for uid, answer in answered.items():
             for placement in answer.placements:
                 others = held.get(placement.node, ())
                 own = HeldPlacement(uid, placement, answer.namespace)

@@ -431,23 +431,19 @@ class _Server(msgspec.Struct):
     sock: str = ""
     token: str | None = None
 
-    def accepts(self) -> bool:
-        """Return whether it accepts connections. It writes its file before it listens."""
-        place = self.sock or (self.hostname, self.port)
-        family = (
-            socket.AF_UNIX
-            if self.sock
-            else socket.AF_INET6
-            if ":" in self.hostname
-            else socket.AF_INET
-        )
-        try:
-            with socket.socket(family) as connection:
-                connection.settimeout(CONNECT_TIMEOUT_S)
-                connection.connect(place)
-        except (OSError, TypeError, ValueError, OverflowError):  # odd addresses, too
-            return False
-        return True
+
+def listens(place: str | tuple[str, int]) -> bool:
+    """Return whether a program accepts connections at this Unix socket, or at this host and port."""
+    # The last ones are for odd addresses.
+    with contextlib.suppress(OSError, TypeError, ValueError, OverflowError):
+        if not isinstance(place, str):
+            socket.create_connection(place, CONNECT_TIMEOUT_S).close()
+            return True
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(CONNECT_TIMEOUT_S)
+            probe.connect(place)
+            return True
+    return False
 
 
 def url(job_dir: Path) -> str | None:
@@ -455,7 +451,8 @@ def url(job_dir: Path) -> str | None:
     for path in sorted((job_dir / "runtime").glob("jpserver-*.json")):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             server = msgspec.json.decode(path.read_bytes(), type=_Server)
-            if server.accepts():
+            # It writes its file before it listens.
+            if listens(server.sock or (server.hostname, server.port)):
                 return f"{server.url}lab" + (f"?token={server.token}" if server.token else "")
     return None
 

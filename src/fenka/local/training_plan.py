@@ -4,13 +4,11 @@ Each process has an address of its own, 127.0.0.1 and a free port. Roles that re
 of one gang in the daemon's queue; the others run outside of leases.
 """
 
-import contextlib
 import os
 import secrets
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,7 +23,7 @@ from fenka.core.errors import FAILURE, FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.jobs import collection, job_spec, training
 from fenka.jobs.job_spec import GpuResources, JobSpec
-from fenka.jobs.notebook import LOOPBACK
+from fenka.jobs.notebook import LOOPBACK, listens
 from fenka.jobs.training import Role, RoleName, TrainingSpec
 from fenka.jobs.workload import RoleSpec
 from fenka.local import workload
@@ -312,15 +310,8 @@ def mpi_worker_environment(record: TrainingRecord, directory: Path, worker: str)
 def await_agents(record: TrainingRecord, workers: Iterable[str]) -> None:
     """Return when all agents listen. The supervisor ends this process if one fails."""
     for worker in workers:
-        while not _listens(_mpi_sockets(record) / _mpi_host(worker)):
+        while not listens(str(_mpi_sockets(record) / _mpi_host(worker))):
             time.sleep(POLL_S)
-
-
-def _listens(path: Path) -> bool:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-        probe.connect(str(path))
-        return True
-    return False
 
 
 def _mpi_agent(place: Path) -> list[str]:

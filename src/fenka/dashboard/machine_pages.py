@@ -96,7 +96,7 @@ class MachinePages(PageServer):
                 for day in (month, today)
             ]
             # A request that was granted today may be older.
-            question = protocol.GetHistory(since - LONGEST_S, now + 1, points=1)  # this second, too
+            question = protocol.GetHistory(since - LONGEST_S, now, points=1)
             known = await self._ask(question, protocol.HistoryRead)
         except AnswerRefused as why:
             return json(Sums(problem=why.sentence))

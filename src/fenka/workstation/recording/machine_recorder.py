@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil, floor
 from typing import NamedTuple
 
 from fenka.core.errors import FenkaError
@@ -200,7 +201,11 @@ class MachineRecorder:
         subject = request.job or request.card
         cards = [card.uuid for card in self._broker.node.cards if card.parent is None]
         subjects = [subject] if subject else [*cards]
-        since, until = (int(min(max(at, 0), LATEST_S)) for at in (request.since, request.until))
+        # Times are recorded in whole seconds, and the second that has begun counts.
+        since, until = (
+            rounded(min(max(at, 0), LATEST_S))
+            for rounded, at in ((floor, request.since), (ceil, request.until))
+        )
         points = min(max(request.points, 1), MAX_POINTS)
 
         def read(

@@ -227,7 +227,7 @@ def test_only_some_of_many_domains_are_tried() -> None:
 
 @pytest.mark.parametrize(
     ("kinds", "tried"),
-    [(1, 32), (2, 16), (3, 10), (16, 2), (64, 2)],  # 16 // kinds, at least 1, of either end
+    [(0, 0), (1, 32), (2, 16), (3, 10), (16, 2), (64, 2)],  # 16 // kinds, at least 1, of either end
 )
 def test_fewer_domains_are_tried_for_more_different_requests(kinds: int, tried: int) -> None:
     """Each different request costs time in each domain."""

@@ -242,7 +242,7 @@ class DomainSearch:
     def _sufficient(self, groups: Iterable[_Group]) -> list[_Group]:
         """Return the groups with room for all members, those beside others and then the tightest first."""
         sufficient = sorted(group for group in groups if _covers(group.room, self._wanted))
-        tried = max(MAX_TRIED // len(self._wanted), 1)
+        tried = max(MAX_TRIED // max(len(self._wanted), 1), 1)
         return sufficient[:tried] + sufficient[tried:][-tried:]
 
     # ---- few domains ----

@@ -99,6 +99,8 @@ async def signed_in(
         following = asyncio.create_task(live.run())
         try:
             await until(lambda: live.namespaces == {"ada", "ben"})
+            # The queue is read beside the pods.
+            await until(lambda: (world := live.world()) and world.waiting)
             async with TestClient(TestServer(app)) as client:
                 yield client, server
         finally:

@@ -1,6 +1,7 @@
 """The URL of a notebook's server, by the file that the server writes before it listens."""
 
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,15 @@ def test_server_at_a_unix_socket_has_its_url(tmp_path: Path) -> None:
         server.listen()
         job = job_dir(tmp_path, sock=str(tmp_path / "nb"), url="http+unix://nb/")
         assert url(job) == "http+unix://nb/lab"
+
+
+def test_fifo_in_place_of_the_file_blocks_nothing(tmp_path: Path) -> None:
+    """Programs of the notebook may put anything there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        job = job_dir(tmp_path, port=port, url=f"http://127.0.0.1:{port}/")
+        os.mkfifo(job / "runtime" / "jpserver-0.json")
+        assert url(job) == f"http://127.0.0.1:{port}/lab"
 
 
 @pytest.mark.parametrize(

@@ -448,7 +448,8 @@ def listens(place: str | tuple[str, int]) -> bool:
 
 def url(job_dir: Path) -> str | None:
     """Return the server's URL once it accepts connections."""
-    for path in sorted((job_dir / "runtime").glob("jpserver-*.json")):
+    # Reading a FIFO would wait for somebody who writes.
+    for path in filter(Path.is_file, sorted((job_dir / "runtime").glob("jpserver-*.json"))):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             server = msgspec.json.decode(path.read_bytes(), type=_Server)
             # It writes its file before it listens.

@@ -19,6 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LONG_FUNCTION, LONG_SENTENCE = 60, 30
+SUBJECT_LINES = 40
+"""Code lines from which on a part of a module that names nothing of its others is a subject of its own."""
 PLACEHOLDERS = {"each", "it"}
 """Names of variables that do not say what the thing is."""
 
@@ -51,6 +53,8 @@ class Measures:
         placeholders: Variables and arguments named in PLACEHOLDERS.
         long_sentences: Sentences of docstrings and comments with more than LONG_SENTENCE words.
         unnamed_things: Sentences of docstrings and comments with a clause for a noun, or without the noun.
+        class_lines: The lines of each class, by its place.
+        several_subjects: Modules with parts of SUBJECT_LINES and more that name nothing of each other.
     """
 
     code_lines: int = 0
@@ -62,6 +66,8 @@ class Measures:
     placeholders: int = 0
     long_sentences: int = 0
     unnamed_things: int = 0
+    class_lines: dict[str, int] = field(default_factory=dict)
+    several_subjects: list[str] = field(default_factory=list)
 
     def add(self, file: Path, root: Path) -> None:
         """Count a Python file."""
@@ -78,10 +84,15 @@ class Measures:
         if not file.stem.startswith("__"):
             self.modules[file.stem] += 1
         self.classes.update(node.name for node in tree.body if isinstance(node, ast.ClassDef))
+        place = file.relative_to(root)
+        if sum(lines >= SUBJECT_LINES for lines in parts(tree, code)) > 1:
+            self.several_subjects.append(str(place))
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                place = f"{file.relative_to(root)}:{node.lineno} {node.name}"
-                self.functions[place] = len(code & set(_lines(node)))
+                self.functions[f"{place}:{node.lineno} {node.name}"] = len(code & set(_lines(node)))
+            if isinstance(node, ast.ClassDef):
+                # With its docstrings and comments: a reader has to find his way through all of them.
+                self.class_lines[f"{place}:{node.lineno} {node.name}"] = len(_lines(node))
             match node:
                 case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
                     self.placeholders += name in PLACEHOLDERS
@@ -111,14 +122,40 @@ def unnamed_things(text: str) -> int:
     )
 
 
+def parts(tree: ast.Module, code: set[int]) -> list[int]:
+    """Return the code lines of each part of a module. A part is the definitions that name each other.
+
+    Assignments and imports belong to no part, since a logger or a constant does not make two subjects one.
+    """
+    definitions = {
+        node.name: node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    part = {name: name for name in definitions}
+
+    def first(name: str) -> str:
+        while part[name] != name:
+            name = part[name]
+        return name
+
+    for name, node in definitions.items():
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and inner.id in definitions:
+                part[first(inner.id)] = first(name)
+    sizes = Counter[str]()
+    for name, node in definitions.items():
+        sizes[first(name)] += len(code & set(_lines(node)))
+    return list(sizes.values())
+
+
 def figures(root: Path) -> dict[str, float]:
     """Return all figures of a checkout by the names of their bounds."""
     src, tests = measure(root / "src"), measure(root / "tests")
     return {
-        "files": sum(src.folders.values()),
-        "code_lines": src.code_lines,
         "import_percent": round(100 * src.import_lines / src.code_lines, 1),
-        "largest_folder": max(src.folders.values()),
+        "modules_with_several_subjects": len(src.several_subjects),
+        "largest_class": max(src.class_lines.values()),
         "shared_module_names": sum(count > 1 for count in src.modules.values()),
         "shared_class_names": sum(count > 1 for count in src.classes.values()),
         "long_functions": sum(lines > LONG_FUNCTION for lines in src.functions.values()),
@@ -130,10 +167,10 @@ def figures(root: Path) -> dict[str, float]:
     }
 
 
-def bounds(root: Path) -> dict[str, float]:
-    """Return what each figure may be at most, from pyproject.toml."""
-    table = tomllib.loads((root / "pyproject.toml").read_text())
-    return dict(table["tool"]["fenka"]["measure"])
+def bounds(root: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the largest and the smallest allowed value of figures, from pyproject.toml."""
+    table = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["fenka"]["measure"]
+    return dict(table["at_most"]), dict(table["at_least"])
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[range, str]]:
@@ -171,22 +208,29 @@ def _lines(node: ast.stmt) -> range:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the figures, or with --check only those over their bounds; then the exit code is 1."""
-    known, at_most = figures(ROOT), bounds(ROOT)
-    exceeded = [name for name, value in known.items() if value > at_most.get(name, value)]
-    for name in exceeded if "--check" in arguments else known:
-        sign = "  too many: see `make measure`" if name in exceeded else ""
-        print(f"{name.replace('_', ' '):<20} {known[name]:>8g}  at most {at_most[name]:g}{sign}")
+    """Print the figures, or with --check only those out of their bounds; then the exit code is 1."""
+    known, (at_most, at_least) = figures(ROOT), bounds(ROOT)
+    wrong = [
+        name
+        for name, value in known.items()
+        if value > at_most.get(name, value) or value < at_least.get(name, value)
+    ]
+    for name in wrong if "--check" in arguments else known:
+        bound = f"at most {at_most[name]:g}" if name in at_most else f"at least {at_least[name]:g}"
+        sign = "  out of its bound: see `make measure`" if name in wrong else ""
+        print(f"{name.replace('_', ' '):<29} {known[name]:>8g}  {bound}{sign}")
     if "--check" not in arguments:
         src = measure(ROOT / "src")
+        print(f"\n{sum(src.folders.values())} modules, {src.code_lines} code lines")
+        print("\nmodules with several subjects:", *src.several_subjects, sep="\n  ")
         shared = sorted(name for name, count in src.modules.items() if count > 1)
         print("\nmodule names of several files:", ", ".join(shared))
         shared = sorted(name for name, count in src.classes.items() if count > 1)
         print("\nclass names of several classes:", ", ".join(shared))
-        longest = sorted(src.functions.items(), key=lambda function: -function[1])
-        rows = (f"  {lines:>3} {place}" for place, lines in longest[:10])
-        print("\nlongest functions:", *rows, sep="\n")
-    return 1 if exceeded else 0
+        for what, lines in (("functions", src.functions), ("classes", src.class_lines)):
+            longest = sorted(lines.items(), key=lambda place: -place[1])[:10]
+            print(f"\nlongest {what}:", *(f"  {n:>3} {place}" for place, n in longest), sep="\n")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

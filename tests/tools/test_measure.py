@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tools.measure import long_sentences, measure, unnamed_things
+from tools.measure import SUBJECT_LINES, long_sentences, measure, unnamed_things
 
 SOURCE = '''"""A module.
 
@@ -54,3 +54,21 @@ def test_sentences_that_do_not_name_their_thing_are_counted() -> None:
     assert unnamed_things("What waits is served. Whoever waits\nis served. It waits so long.") == 3
     assert unnamed_things("Two of the same: they are equal. They wait so long as it runs.") == 0
     assert unnamed_things("What waits? The request has what it needs.") == 0
+
+
+def test_module_has_several_subjects_when_large_parts_name_nothing_of_each_other(
+    tmp_path: Path,
+) -> None:
+    """A small helper is no subject. A function that calls both makes one subject of them."""
+    lines = "\n".join(f"    print({n})" for n in range(SUBJECT_LINES - 1))
+    one, two = f"def one():\n{lines}\n", f"class Two:\n{lines}\n"
+    both = "def both():\n    return one(), Two()\n"
+    sources = {"one": one + both[:12] + "    pass\n", "two": one + two, "joined": one + two + both}
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(f"LIMIT = 1\n{source}")
+    counted = measure(tmp_path)
+    assert counted.several_subjects == ["two.py"]
+    assert counted.class_lines == {
+        "two.py:42 Two": SUBJECT_LINES,
+        "joined.py:42 Two": SUBJECT_LINES,
+    }

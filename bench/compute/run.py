@@ -51,8 +51,8 @@ SETTLE_S = 2.0
 
 def build(folder: Path, library_dir: Path) -> Path:
     """Compile the program that runs kernels, and return its path."""
-    spec = importlib.util.find_spec("nvidia.cuda_runtime")
-    assert spec, "nvidia-cuda-runtime-cu12 is not installed"
+    spec = importlib.util.find_spec("nvidia.cu13")
+    assert spec, "nvidia-cuda-runtime is not installed"
     assert spec.submodule_search_locations
     include = Path(spec.submodule_search_locations[0]) / "include"
     program = folder / "load"

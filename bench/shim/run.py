@@ -46,8 +46,8 @@ Environment = dict[str, str]
 
 def cuda_include() -> Path:
     """Return the folder of cuda.h in NVIDIA's header wheel."""
-    spec = importlib.util.find_spec("nvidia.cuda_runtime")
-    assert spec, "the wheel nvidia-cuda-runtime-cu12 is not installed"
+    spec = importlib.util.find_spec("nvidia.cu13")
+    assert spec, "the wheel nvidia-cuda-runtime is not installed"
     assert spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0]) / "include"
 

@@ -1,5 +1,5 @@
-/* cuda.h with every version of every function, and functions that it lacks: those of newer drivers, and those of headers
- * that need OpenGL's or VDPAU's. Their signatures are NVIDIA's. */
+/* cuda.h with every version of every function, and functions that it lacks: those of headers that need OpenGL's or
+ * VDPAU's, and of newer drivers (none today). Their signatures are NVIDIA's. */
 #ifndef FENKA_NEWER_DRIVER_H
 #define FENKA_NEWER_DRIVER_H
 #ifndef __CUDA_API_VERSION_INTERNAL
@@ -7,10 +7,6 @@
 #endif
 #pragma GCC visibility push(default)
 #include <cuda.h>
-
-CUresult cuCtxSynchronize_v2(CUcontext context); /* 13.0 */
-CUresult cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
-                           const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *parameters); /* 13.4 */
 
 CUresult cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice device);
 CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device);

@@ -25,8 +25,8 @@ def wheel_folder(wheel: str) -> Path:
     return Path(((spec and spec.submodule_search_locations) or ["/nowhere"])[0])
 
 
-def _include(wheel: str) -> str:
-    return f"-isystem{wheel_folder(wheel)}/include"
+HEADERS = wheel_folder("cu13") / "include"
+"""NVIDIA's headers, of the CUDA version that the libraries are built with."""
 
 
 GIB = 1 << 30
@@ -66,12 +66,11 @@ built_in = tempfile.TemporaryDirectory(prefix="fenka-shim-tests-")
 
 def compile_c(source: Path, output: Path, *flags: str, compiler: str = "gcc") -> Path:
     """Compiles one file of C with the system's compiler."""
-    headers = [_include("cuda_runtime"), _include("nvml_dev")]
     command = [
         *shlex.split(compiler),
         "-O2",
         "-w",
-        *headers,
+        f"-isystem{HEADERS}",
         "-o",
         str(output),
         str(source),

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.native.clients import _include
+from tests.native.clients import HEADERS
 from tests.native.test_shim_rows import HOOKS
 
 # These read, wait, compare, copy between what was taken before, or free what was never charged. None of
@@ -53,6 +53,7 @@ ALLOWED = {
     "cuArrayGetMemoryRequirements": NO_MEMORY,
     "cuArrayGetPlane": NO_MEMORY,
     "cuArrayGetSparseProperties": NO_MEMORY,
+    "cuCheckpointOperationComplete": ORDERED,
     "cuCheckpointProcessCheckpoint": ORDERED,
     "cuCheckpointProcessGetRestoreThreadId": NO_MEMORY,
     "cuCheckpointProcessLock": NO_MEMORY,
@@ -64,17 +65,33 @@ ALLOWED = {
     "cuCtxGetLimit": NO_MEMORY,
     "cuDestroyExternalMemory": ANOTHER,
     "cuDevResourceGenerateDesc": NO_MEMORY,
+    "cuDevSmResourceSplit": NO_MEMORY,
     "cuDevSmResourceSplitByCount": NO_MEMORY,
     "cuDeviceGetDefaultMemPool": NO_MEMORY,
     "cuDeviceGetMemPool": NO_MEMORY,
     "cuDeviceRegisterAsyncNotification": NO_MEMORY,
     "cuDeviceSetGraphMemAttribute": NO_MEMORY,
     "cuDeviceSetMemPool": "a pool is asked for its card when it is used",
+    "cuEGLStreamConsumerAcquireFrame": ANOTHER,
+    "cuEGLStreamConsumerConnect": NO_MEMORY,
+    "cuEGLStreamConsumerConnectWithFlags": NO_MEMORY,
+    "cuEGLStreamConsumerDisconnect": NO_MEMORY,
+    "cuEGLStreamProducerConnect": NO_MEMORY,
+    "cuEGLStreamProducerDisconnect": NO_MEMORY,
+    "cuEGLStreamProducerPresentFrame": ORDERED,
+    "cuEGLStreamProducerReturnFrame": ORDERED,
     "cuEventCreate": NO_MEMORY,
+    "cuEventCreateFromEGLSync": NO_MEMORY,
     "cuExternalMemoryGetMappedBuffer": ANOTHER,
     "cuExternalMemoryGetMappedMipmappedArray": ANOTHER,
+    "cuFabricCpyBatchAsync": ORDERED,
     "cuFuncIsLoaded": NO_MEMORY,
     "cuFuncLoad": CODE,
+    "cuGLInit": NO_MEMORY,
+    "cuGLMapBufferObject": ANOTHER,
+    "cuGLMapBufferObjectAsync": ANOTHER,
+    "cuGLRegisterBufferObject": ANOTHER,
+    "cuGLSetBufferObjectMapFlags": ANOTHER,
     "cuGraphAddBatchMemOpNode": NODE,
     "cuGraphAddChildGraphNode": "a child's memory stays charged with the child",
     "cuGraphAddDependencies": NODE,
@@ -94,12 +111,18 @@ ALLOWED = {
     "cuGraphNodeFindInClone": NO_MEMORY,
     "cuGraphRetainUserObject": NO_MEMORY,
     "cuGraphUpload": "a graph's memory is charged from its making on",
+    "cuGraphicsEGLRegisterImage": ANOTHER,
+    "cuGraphicsGLRegisterBuffer": ANOTHER,
+    "cuGraphicsGLRegisterImage": ANOTHER,
     "cuGraphicsMapResources": ANOTHER,
+    "cuGraphicsResourceGetMappedEglFrame": ANOTHER,
     "cuGraphicsResourceGetMappedMipmappedArray": ANOTHER,
     "cuGraphicsResourceGetMappedPointer": ANOTHER,
     "cuGraphicsResourceSetMapFlags": ANOTHER,
     "cuGraphicsSubResourceGetMappedArray": ANOTHER,
     "cuGraphicsUnmapResources": ANOTHER,
+    "cuGraphicsVDPAURegisterOutputSurface": ANOTHER,
+    "cuGraphicsVDPAURegisterVideoSurface": ANOTHER,
     "cuGreenCtxStreamCreate": NO_MEMORY,
     "cuImportExternalMemory": ANOTHER,
     "cuImportExternalSemaphore": NO_MEMORY,
@@ -109,14 +132,27 @@ ALLOWED = {
     "cuLinkAddFile": HOST,
     "cuLinkComplete": HOST,
     "cuLinkCreate": HOST,
+    "cuLogicalEndpointAddDevice": NO_MEMORY,
+    "cuLogicalEndpointBindAddr": ADDRESSES,
+    "cuLogicalEndpointBindMem": ADDRESSES,
+    "cuLogicalEndpointCreate": ADDRESSES,
+    "cuLogicalEndpointExport": NO_MEMORY,
+    "cuLogicalEndpointGetLimits": NO_MEMORY,
+    "cuLogicalEndpointIdReserve": NO_MEMORY,
+    "cuLogicalEndpointImport": ANOTHER,
+    "cuLogicalEndpointUnbind": ADDRESSES,
     "cuMemAddressFree": ADDRESSES,
     "cuMemAddressReserve": ADDRESSES,
     "cuMemAdvise": MANAGED,
     "cuMemAllocHost": HOST,
     "cuMemBatchDecompressAsync": ORDERED,
+    "cuMemDiscardAndPrefetchBatchAsync": MANAGED,
+    "cuMemDiscardBatchAsync": MANAGED,
     "cuMemFreeHost": HOST,
     "cuMemGetAllocationGranularity": NO_MEMORY,
     "cuMemGetAllocationPropertiesFromHandle": NO_MEMORY,
+    "cuMemGetDefaultMemPool": NO_MEMORY,
+    "cuMemGetMemPool": NO_MEMORY,
     "cuMemHostAlloc": HOST,
     "cuMemHostRegister": HOST,
     "cuMemPoolExportPointer": NO_MEMORY,
@@ -127,7 +163,9 @@ ALLOWED = {
     "cuMemPoolImportPointer": ANOTHER,
     "cuMemPoolSetAccess": ADDRESSES,
     "cuMemPrefetchAsync": MANAGED,
+    "cuMemPrefetchBatchAsync": MANAGED,
     "cuMemSetAccess": ADDRESSES,
+    "cuMemSetMemPool": "a pool is asked for its card when it is used",
     "cuMipmappedArrayGetLevel": NO_MEMORY,
     "cuMipmappedArrayGetMemoryRequirements": NO_MEMORY,
     "cuMipmappedArrayGetSparseProperties": NO_MEMORY,
@@ -137,10 +175,15 @@ ALLOWED = {
     "cuMulticastBindMem": ADDRESSES,
     "cuMulticastCreate": ADDRESSES,
     "cuMulticastUnbind": ADDRESSES,
+    "cuProfilerInitialize": NO_MEMORY,
+    "cuProfilerStart": NO_MEMORY,
+    "cuProfilerStop": NO_MEMORY,
     "cuStreamAddCallback": NO_MEMORY,
     "cuStreamAttachMemAsync": MANAGED,
     "cuStreamBeginCapture": NO_MEMORY,
+    "cuStreamBeginCaptureToCig": "records work for a graphics queue, and takes no memory of its own",
     "cuStreamBeginCaptureToGraph": NO_MEMORY,
+    "cuStreamBeginRecaptureToGraph": NO_MEMORY,
     "cuStreamCreate": NO_MEMORY,
     "cuStreamCreateWithPriority": NO_MEMORY,
     "cuSurfObjectCreate": NO_MEMORY,
@@ -150,6 +193,7 @@ ALLOWED = {
     "cuTensorMapEncodeIm2colWide": HOST,
     "cuTensorMapEncodeTiled": HOST,
     "cuTensorMapReplaceAddress": HOST,
+    "cuTensorMapSetAllocationClass": HOST,
     "cuTexObjectCreate": NO_MEMORY,
     "cuTexRefCreate": NO_MEMORY,
     "cuTexRefGetArray": NO_MEMORY,
@@ -165,7 +209,7 @@ ALLOWED = {
 def declared(header: str) -> set[str]:
     """Every function of the driver that a header declares, in all its versions."""
     text = subprocess.run(
-        ["gcc", "-E", "-D__CUDA_API_VERSION_INTERNAL", _include("cuda_runtime"), "-"],
+        ["gcc", "-E", "-D__CUDA_API_VERSION_INTERNAL", f"-isystem{HEADERS}", "-"],
         input=header,
         capture_output=True,
         text=True,
@@ -185,36 +229,19 @@ def unknown(names: set[str]) -> set[str]:
     return {name for name in left if not HARMLESS.fullmatch(stem(name)) or TELLING.search(name)}
 
 
-# ---- newer headers than the one that the shim is built with ----
-
-NEWER = {
-    "cuCheckpointOperationComplete": ORDERED,
-    "cuDevSmResourceSplit": NO_MEMORY,
-    "cuFabricCpyBatchAsync": ORDERED,
-    "cuLogicalEndpointAddDevice": NO_MEMORY,
-    "cuLogicalEndpointBindAddr": ADDRESSES,
-    "cuLogicalEndpointBindMem": ADDRESSES,
-    "cuLogicalEndpointCreate": ADDRESSES,
-    "cuLogicalEndpointExport": NO_MEMORY,
-    "cuLogicalEndpointGetLimits": NO_MEMORY,
-    "cuLogicalEndpointIdReserve": NO_MEMORY,
-    "cuLogicalEndpointImport": ANOTHER,
-    "cuLogicalEndpointUnbind": ADDRESSES,
-    "cuMemDiscardAndPrefetchBatchAsync": MANAGED,
-    "cuMemDiscardBatchAsync": MANAGED,
-    "cuMemGetDefaultMemPool": NO_MEMORY,
-    "cuMemGetMemPool": NO_MEMORY,
-    "cuMemPrefetchBatchAsync": MANAGED,
-    "cuMemSetMemPool": "a pool is asked for its card when it is used",
-    "cuStreamBeginCaptureToCig": "records work for a graphics queue, and takes no memory of its own",
-    "cuStreamBeginRecaptureToGraph": NO_MEMORY,
-    "cuTensorMapSetAllocationClass": HOST,
-}
-
-ALLOWED |= NEWER
-
 GRAPHICS = {"cuGLCtxCreate", "cuGLCtxCreate_v2", "cuVDPAUCtxCreate", "cuVDPAUCtxCreate_v2"}
-"""Replaced functions of headers that need OpenGL's or VDPAU's, and are not read here."""
+"""Replaced functions of headers that need OpenGL's or VDPAU's, which releases are not compared in."""
+
+
+def declared_beside() -> set[str]:
+    """Return the functions of the installed headers beside cuda.h, without those that only Windows has."""
+    names = set()
+    for header in ("cudaProfiler", "cudaGL", "cudaEGL", "cudaVDPAU"):
+        text = (HEADERS / f"{header}.h").read_text()
+        names |= set(re.findall(r"\bCUresult\s+CUDAAPI\s+(cu[A-Z]\w+)\s*\(", text))
+        names |= set(re.findall(r"#\s*define\s+cu\w+\s+(cu[A-Z]\w+_v\d+)", text))
+    return names - {"cuWGLGetDevice"}
+
 
 NVML_TELLING = re.compile(
     "MemoryInfo|RunningProcess|HandleBy|DeviceGetCount|Process(es)?Util|MemoryLimits|Accounting|MigDevice"
@@ -265,6 +292,7 @@ RELEASES = (
     Release("595", "13.2", "nvidia-cuda-runtime==13.2.86", "nvidia-nvml-dev==13.2.86"),
     Release("610", "13.3", "nvidia-cuda-runtime==13.3.29", "nvidia-nvml-dev==13.3.29"),
     Release("615", "13.4", "nvidia-cuda-runtime==13.4.92", "nvidia-nvml-dev==13.4.92"),
+    Release("620", "13.5", "nvidia-cuda-runtime==13.5.37", "nvidia-nvml-dev==13.5.37"),
 )
 """By NVIDIA's table of toolkits and drivers. A driver of the branch has at least these functions."""
 
@@ -391,13 +419,14 @@ _HEAD = """\
 <!-- Generated by `python -m tests.native.driver_functions`. -->
 # Which drivers' functions does fenka know?
 
-All that the headers of drivers 535 to 615 declare: each function is replaced or harmless.
+All that the headers of drivers 535 to 620 declare: each function is replaced or harmless.
 
 *Replaced* functions are charged, refused or answered by fenka. *Harmless* ones take no memory of the card,
 or only use what was charged before. New in a branch are functions that the branch before lacks. Each
 version of a function counts (`_v2`, `_ptsz`). The headers come from NVIDIA's packages of the CUDA version
-that came with the branch. Functions for graphics are declared in headers of their own (cudaGL.h, cudaEGL.h,
-cudaVDPAU.h), which are not compared; those of them that make contexts are replaced.
+that came with the branch. Functions for graphics and profilers are declared in headers of their own
+(cudaGL.h, cudaEGL.h, cudaVDPAU.h, cudaProfiler.h). Only the newest of these are read. Those of their
+functions that make contexts are replaced.
 
 | driver | CUDA | libcuda | new | replaced | NVML | new | replaced |
 |---|---|---|---|---|---|---|---|"""

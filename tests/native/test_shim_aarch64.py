@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.clients import CARDS, GIB, HERE, NULL_DRIVER, Lease, built, wheel_folder
+from tests.native.clients import CARDS, GIB, HEADERS, HERE, NULL_DRIVER, Lease, built
 from tests.native.test_shim_sanitized import INCLUDE, PARTS
 
 NATIVE = HERE.parent.parent / "native"
@@ -27,14 +27,13 @@ def folder() -> Path:
     where = [f"OUT={made}", f"BUILD={made / 'build'}", f"PYTHON={sys.executable}"]
     build = ["make", "-C", str(NATIVE / "shim"), "ARCH=aarch64", *where]
     subprocess.run(build, check=True, capture_output=True)
-    headers = [f"-isystem{wheel_folder(w)}/include" for w in ("cuda_runtime", "nvml_dev")]
     for output, *rest in (
         ("libcuda.so.1", "-shared", "-fPIC", "-Wl,-Bsymbolic", str(NULL_DRIVER)),
         ("units", str(HERE / "shim_units.c"), *PARTS, "-ldl", "-pthread"),
         ("client1", "-DSTYLE=1", str(HERE / "shim_client.c"), "-ldl", "-pthread"),
         ("client4", "-DSTYLE=4", str(HERE / "shim_client.c"), "-ldl", "-pthread"),
     ):
-        command = [*ZIG, *FLAGS, *headers, "-o", str(made / output), *rest]
+        command = [*ZIG, *FLAGS, f"-isystem{HEADERS}", "-o", str(made / output), *rest]
         subprocess.run(command, check=True, capture_output=True)
     return made
 

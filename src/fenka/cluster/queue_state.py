@@ -32,6 +32,7 @@ from fenka.cluster.queue_snapshot import (
     read_position,
     time_limit_s,
 )
+from fenka.cluster.refusals import RefusedEntries, RefusedEntry
 from fenka.cluster.state import ClusterState, read_allocation
 from fenka.core.backfill import Steps
 from fenka.core.evaluate import Policy
@@ -389,6 +390,7 @@ class QueueState:
         """Pods that wait for something else by its words, and whether it asked about other nodes."""
         self._reserved_nodes: dict[str, frozenset[str]] = {}
         """By entry."""
+        self._refusals = RefusedEntries()
         self._bypassed: dict[str, float] = {}
         self._changes = 0
         self._scheduled_version = (-1, -1, -1)
@@ -451,6 +453,17 @@ class QueueState:
             self._changes += 1
             self._mark_urgent(pod, now)
 
+    def refuse(self, pod: Pod, what: str, why: str, now: float) -> RefusedEntry:
+        """Record that another program refuses a request for the pod, for no reason of a card.
+
+        Args:
+            pod: the pod; a refusal of one member counts for its gang.
+            what: the request, such as `its binding`.
+            why: the API server's message.
+            now: the time.
+        """
+        return self._refusals.refuse(entry_id(pod), what, why, now)
+
     def ask(self, pod: Pod, nodes: Iterable[str]) -> None:
         """Record that kube-scheduler asks about the pod on these nodes."""
         uid, reserved = pod.metadata.uid, self._reserved_nodes.get(entry_id(pod))
@@ -488,8 +501,11 @@ class QueueState:
         version, gangs, own_changes, self.urgent = self._version, dict(gangs), 0, False
         # A reservation that expires leaves its cards to the next entry, whose own may have expired too.
         for _ in range(3):
+            paused = self._refusals.paused(now)
             pods = [
-                pod for pod in self._open.values() if not self._lifecycle.is_stalled(entry_id(pod))
+                pod
+                for pod in self._open.values()
+                if not self._lifecycle.is_stalled(entry_id(pod)) and entry_id(pod) not in paused
             ]
             self.snapshot = yield from self._queue.schedule(
                 pods,
@@ -506,11 +522,13 @@ class QueueState:
         cluster, pods_version, lifecycle = version
         self._scheduled_version = cluster, pods_version, lifecycle + own_changes
         self._gang_placements = gangs
-        self._expires_at = now if expired else self._lifecycle.next_expiry()
+        next_end = min(self._lifecycle.next_expiry(), self._refusals.next_end(now))
+        self._expires_at = now if expired else next_end
 
     @property
     def _version(self) -> tuple[int, int, int]:
-        return self._cluster.version, self._changes, self._lifecycle.version
+        changes = self._changes + self._refusals.version
+        return self._cluster.version, changes, self._lifecycle.version
 
     def _expire_reservations(self, now: float) -> bool:
         """Return whether there were any that have expired."""
@@ -617,9 +635,29 @@ class QueueState:
         """Return the pending entries, in order."""
         return self.snapshot.entries if self._pending else ()
 
+    def pause(self, pod: Pod, now: float) -> RefusedEntry | None:
+        """Return the refusal because of which the pod neither reserves nor preempts now; None without one."""
+        return self._refusals.pause(entry_id(pod), now) if self._refusals else None
+
+    def paused_entries(self, now: float) -> list[tuple[PendingEntry, RefusedEntry]]:
+        """Return the entries that neither reserve nor preempt because another program refuses them."""
+        paused, members = self._refusals.paused(now), dict[str, list[Pod]]()
+        for pod in self._open.values() if paused else ():
+            if entry_id(pod) in paused:
+                members.setdefault(entry_id(pod), []).append(pod)
+        return [(PendingEntry(name, tuple(pods)), paused[name]) for name, pods in members.items()]
+
     def pods_to_requeue(self, limit: int, now: float) -> list[Pod]:
-        """Return about this number of pods that have fitted for REQUEUE_AFTER_S, once per reservation."""
-        pods: list[Pod] = []
+        """Return about this number of pods that have fitted for REQUEUE_AFTER_S, once per reservation.
+
+        Pods whose pause after refusals has ended are among them, once per pause.
+        """
+        resumed = frozenset(self._refusals.resume(now))
+        pods = [
+            pod
+            for uid, pod in (self._open.items() if resumed else ())
+            if entry_id(pod) in resumed and uid not in self._gated
+        ]
         for entry in self.entries():
             members = entry.pending.pods
             if (
@@ -633,7 +671,7 @@ class QueueState:
                 break
         return pods
 
-    def pods_to_ungate(self, limit: int) -> list[Pod]:
+    def pods_to_ungate(self, limit: int, now: float = inf) -> list[Pod]:
         """Return gated pods that kube-scheduler is to try now, in order.
 
         These are pods for which cards are reserved, and the first that do not fit, whether or not there is a
@@ -649,7 +687,8 @@ class QueueState:
         pods = [self._gated[uid] for uid in uids if uid in self._gated]
         if not pods:
             self._nothing_to_ungate = state
-        return pods[:limit]
+        paused = self._refusals.paused(now)
+        return [pod for pod in pods if entry_id(pod) not in paused][:limit]
 
     def _uids_to_ungate(self) -> Iterator[str]:
         snapshot = self.snapshot
@@ -747,6 +786,11 @@ class QueueState:
             self._changes += 1
             self._lifecycle.forget(entry_id(pod))
             self._bypassed.pop(entry_id(pod), None)
+            name = entry_id(pod)
+            if name in self._refusals and not any(
+                map(name.__eq__, map(entry_id, self._open.values()))
+            ):
+                self._refusals.forget(name)
 
     def _mark_urgent(self, pod: Pod, now: float) -> None:
         """Have the queue scheduled before the next answer, if cards would be reserved for this pod."""

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from fenka.cluster.compact import CompactPod
@@ -23,6 +23,7 @@ from fenka.dialects.registry import names_any
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.informer import Backoff
 from fenka.scheduler.extender_api import ExtenderBindingArgs
+from fenka.scheduler.refused_pods import is_foreign
 
 
 class GangBarrier:
@@ -83,11 +84,17 @@ class WritePermission(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _BindAttempt:
-    """A binding that was sent. settled_at: the server has given it up by then."""
+    """A binding that was sent.
+
+    Attributes:
+        settled_at: the server has given the request up by then.
+        refused: the message of the program that may have refused it; empty without one.
+    """
 
     pod: Pod
     node: str
     settled_at: float
+    refused: str = ""
 
 
 class Binder:
@@ -130,6 +137,8 @@ class Binder:
         """The number of bindings by outcome."""
         self.on_bound: Callable[[Pod], object] = lambda _: None
         """Called with each pod that is certainly bound."""
+        self.on_refused: Callable[[Pod, str], object] = lambda *_: None
+        """Called with each pod whose binding another program refuses, and its message."""
 
     async def bind(self, args: ExtenderBindingArgs) -> str:
         """Bind a pod to a node, and return the error; empty if it is bound.
@@ -172,9 +181,11 @@ class Binder:
             outcome = await self._send(self._pods().get(args.uid) or known, args)
             if isinstance(outcome, _BindAttempt):
                 self.outcomes["unknown"] += 1
-                outcome = await self._resolve_unknown(outcome)
+                attempt, outcome = outcome, await self._resolve_unknown(outcome)
                 if not outcome:
                     self.on_bound(known)
+                elif attempt.refused:
+                    self.on_refused(known, attempt.refused)
                 return outcome
         except (ApiError, ApiUnreachable) as why:
             # Nothing was assumed: the pod could not even be read.
@@ -207,8 +218,10 @@ class Binder:
         except ApiError as why:
             if why.status >= 500 or why.status in (0, CONFLICT):
                 # It may be done nevertheless; a conflict may be with our own earlier attempt.
-                return attempt
+                return replace(attempt, refused=str(why)) if is_foreign(why) else attempt
             self._cluster.forget_assumed(pod.metadata.uid)
+            if is_foreign(why):
+                self.on_refused(pod, str(why))
             return str(why)
         return ""
 

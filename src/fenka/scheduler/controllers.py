@@ -105,6 +105,8 @@ class PodPatcher:
         self._sleep, self._clock = sleep, clock
         self._patched_at: dict[str, float] = {}
         self._last_error = ""
+        self.on_refused: Callable[[Pod, ApiError], object] = lambda *_: None
+        """Called with each pod whose patch the API server refuses, and the error."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -133,6 +135,8 @@ class PodPatcher:
         try:
             await self._api.patch(pod.path, Pod, {**body, "metadata": metadata})
         except (ApiError, ApiUnreachable) as why:
+            if isinstance(why, ApiError):
+                self.on_refused(pod, why)
             if str(why) != self._last_error:
                 self._last_error = str(why)
                 log.warning(

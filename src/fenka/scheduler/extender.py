@@ -137,6 +137,11 @@ class Extender:
         if pod is None:
             return self._filter_unknown(sent, nodes)
         self._on_filter(pod)
+        refusal = self._queue.pause(pod)
+        if refusal is not None:
+            # kube-scheduler preempts nothing on nodes that it takes for unresolvable.
+            sentence = refusal.sentence(self._queue.now())
+            return FilterResult(unresolvable=dict.fromkeys(nodes, sentence))
         self._queue.ask(pod, nodes)
         outside: Mapping[str, str] = {}
         if group_name(pod) is not None:
@@ -209,6 +214,8 @@ class Extender:
         """
         known = self._pods()
         pod = known.get(sent.metadata.uid, sent)
+        if self._queue.pause(pod) is not None:
+            return {}
         chosen = {uid for uids in victims.values() for uid in uids}
         pods = {**sent_pods, **{uid: known[uid] for uid in chosen if uid in known}}
         # A gang must fit whole, or nothing is evicted for it.

@@ -9,6 +9,7 @@ from math import inf
 from fenka.cluster.objects import Pod
 from fenka.cluster.placement import QueueConstraints
 from fenka.cluster.queue_state import HEAD, QueueState
+from fenka.cluster.refusals import RefusedEntry
 from fenka.core.backfill import complete
 from fenka.core.request import Placement
 
@@ -94,7 +95,15 @@ class QueueController:
         """Record that none of these nodes fits the pod."""
         self.state.reject(pod, nodes, self.now())
 
+    def refuse(self, pod: Pod, what: str, why: str) -> RefusedEntry:
+        """Record that another program refuses a request for the pod, such as `its binding`."""
+        return self.state.refuse(pod, what, why, self.now())
+
     # ---- queries ----
+
+    def pause(self, pod: Pod) -> RefusedEntry | None:
+        """Return the refusal because of which the pod neither reserves nor preempts now; None without one."""
+        return self.state.pause(pod, self.now())
 
     def constraints(self, pod: Pod, *, final: bool = False) -> QueueConstraints:
         """Return what is reserved for entries before this pod.

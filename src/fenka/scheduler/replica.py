@@ -30,6 +30,7 @@ from fenka.scheduler.event_reporter import EventReporter
 from fenka.scheduler.extender import Extender
 from fenka.scheduler.informers import ClusterInformers
 from fenka.scheduler.queue_controller import QueueController
+from fenka.scheduler.refused_pods import RefusedPods
 from fenka.scheduler.workload_learner import WorkloadLearner, learning_policy
 from fenka.server.program import ReplicaName
 
@@ -199,7 +200,8 @@ class SchedulerReplica:
         self.informers = ClusterInformers(api, cluster, gangs.live, queue, reporter)
         election = self.election = _election(api, settings, options, identity, address, clock)
         leadership = self.leadership = Leadership(election, self.informers, sleep)
-        requeuer, *patchers = self._patchers(api, state)
+        refused = RefusedPods(queue.refuse, recorder, now)
+        requeuer, *patchers = self._patchers(api, state, refused)
         self.extender = Extender(
             self._pods,
             queue,
@@ -211,27 +213,40 @@ class SchedulerReplica:
             requeue=requeuer.patch_soon,
             clock=clock,
         )
-        self.binder = Binder(
-            api,
-            cluster,
-            self.extender.placements,
-            gangs,
-            GangBarrier(gangs),
-            leadership,
-            self._pods,
-            clock=clock,
-            sleep=sleep,
-            schedulers=settings.scheduler_name,
-        )
+        self.binder = self._binder(api, settings, refused)
         running: list[_Runs] = [self.informers, recorder, leadership, queue, reporter, requeuer]
         running += [*patchers, *self._controllers(api, settings, state, recorder)]
         self._tasks = [part.run for part in running]
 
-    def _patchers(self, api: Api, state: QueueState) -> list[controllers.PodPatcher]:
+    def _binder(self, api: Api, settings: Settings, refused: RefusedPods) -> Binder:
+        binder = Binder(
+            api,
+            self.cluster,
+            self.extender.placements,
+            self.gangs,
+            GangBarrier(self.gangs),
+            self.leadership,
+            self._pods,
+            clock=self._clock,
+            sleep=self._sleep,
+            schedulers=settings.scheduler_name,
+        )
+        binder.on_refused = refused.binding
+        return binder
+
+    def _patchers(
+        self, api: Api, state: QueueState, refused: RefusedPods
+    ) -> list[controllers.PodPatcher]:
         """Return what has kube-scheduler retry pods, then what ungates them and publishes their positions."""
         patcher = partial(
             controllers.PodPatcher, api, is_leading=self._is_leading, sleep=self._sleep
         )
+        ungater = patcher(
+            controllers.ungate_body,
+            lambda limit: state.pods_to_ungate(limit, self._now()),
+            interval_s=controllers.UNGATE_INTERVAL_S,
+        )
+        ungater.on_refused = refused.gate
         return [
             patcher(
                 controllers.requeue_body,
@@ -245,11 +260,7 @@ class SchedulerReplica:
                 interval_s=controllers.REQUEUE_GANGS_INTERVAL_S,
                 retry_after_s=0.0,
             ),
-            patcher(
-                controllers.ungate_body,
-                state.pods_to_ungate,
-                interval_s=controllers.UNGATE_INTERVAL_S,
-            ),
+            ungater,
             patcher(
                 lambda pod: controllers.position_body(state.published_position(pod)),
                 state.pods_to_position,

@@ -1,0 +1,55 @@
+"""Reports pods that another program refuses: their binding, or the removal of fenka's scheduling gate."""
+
+from collections.abc import Callable
+
+from fenka.cluster.objects import Pod
+from fenka.cluster.refusals import RefusedEntry
+from fenka.kubernetes.api_client import ApiError
+from fenka.scheduler.event_reporter import Recorder
+
+REFUSED = "FenkaRefused"
+"""Reason of the event on a pod that neither reserves nor preempts for some time."""
+
+_OWN = frozenset({401, 404, 409, 410, 429})
+"""Answers that are about the caller, the moment, or an object that is gone."""
+
+
+def is_foreign(why: ApiError) -> bool:
+    """Return whether a program that checks requests has refused this one, or a right is missing.
+
+    A webhook that does not answer refuses too, with 500. Other errors of the server concern no pod.
+    """
+    if why.status == 500:
+        return "webhook" in str(why)
+    return 400 <= why.status < 500 and why.status not in _OWN
+
+
+class RefusedPods:
+    """Has the queue pause such pods, and posts an event on each of them at each pause."""
+
+    def __init__(
+        self,
+        refuse: Callable[[Pod, str, str], RefusedEntry],
+        recorder: Recorder,
+        now: Callable[[], float],
+    ) -> None:
+        """Args:
+        refuse: records a refusal of the pod, by what was refused and the API server's message.
+        recorder: posts the events.
+        now: seconds since 1970.
+        """
+        self._refuse, self._recorder, self._now = refuse, recorder, now
+
+    def binding(self, pod: Pod, why: str) -> None:
+        """Record that the pod's binding was refused."""
+        self._record(pod, "its binding", why)
+
+    def gate(self, pod: Pod, why: ApiError) -> None:
+        """Record that the removal of fenka's gate from the pod was refused."""
+        if is_foreign(why):
+            self._record(pod, "the removal of its scheduling gate", str(why))
+
+    def _record(self, pod: Pod, what: str, why: str) -> None:
+        refusal, now = self._refuse(pod, what, why), self._now()
+        if now < refusal.until:
+            self._recorder.record_on_pod(pod, REFUSED, f"fenka: {refusal.sentence(now)}")

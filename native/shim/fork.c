@@ -15,6 +15,7 @@
 
 static void reset_in_child(void) {
     lease_reset();
+    init_reset();
     account_reset();
     allocations_reset();
     context_state_reset();

@@ -1,25 +1,21 @@
 /* cuInit succeeds only if the lease can be enforced on every device that the program sees. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "control.h"
+#include "driver_environment.h"
 #include "fenka/lease.h"
 #include "lease.h"
 #include "os.h"
 #include "visible_devices.h"
 
-#define VISIBLE "CUDA_VISIBLE_DEVICES"
 #define NOT_SHOWN "is a card of the lease, but the driver does not know it"
 
 static bool initialized;
+static struct os_lock initializing; /* the environment has one value at a time */
 
-static void show_only(const uint8_t *chosen, unsigned count) {
-    char list[FENKA_MAX_CARDS * sizeof((struct fenka_card_limit *)0)->uuid] = "";
-    for (unsigned i = 0; i < count; i++) {
-        strcat(list, i ? "," : "");
-        strcat(list, control_uuid(chosen[i]));
-    }
-    setenv(VISIBLE, list, 1);
+void init_reset(void) {
+    initialized = false;
+    initializing.held = 0;
 }
 
 static bool is_instance(unsigned card) { return !strncmp(control_uuid(card), "MIG-", 4); }
@@ -47,19 +43,28 @@ static bool shows_exactly(const uint8_t *chosen, unsigned count) {
     return true;
 }
 
-CUresult cuInit(unsigned int flags) {
+/* The driver reads the variable until one cuInit has succeeded. */
+static CUresult init_chosen(unsigned int flags) {
     uint8_t chosen[FENKA_MAX_CARDS];
-    if (!lease_ready() || !lease_lock_account())
-        return LEASE_BROKEN;
-    if (__atomic_load_n(&initialized, __ATOMIC_ACQUIRE))
-        return REAL(cuInit)(flags);
-    unsigned count = visible_cards(getenv(VISIBLE), chosen);
-    show_only(chosen, count);
+    unsigned count = visible_cards(driver_environment_given(), chosen);
+    driver_environment_set(chosen, count);
     CUresult result = REAL(cuInit)(flags);
+    driver_environment_restore();
     if (result != CUDA_SUCCESS && !(result == CUDA_ERROR_NO_DEVICE && count))
         return result;
     if (!shows_exactly(chosen, count))
         return LEASE_BROKEN;
-    __atomic_store_n(&initialized, true, __ATOMIC_RELEASE);
+    __atomic_store_n(&initialized, result == CUDA_SUCCESS, __ATOMIC_RELEASE);
+    return result;
+}
+
+CUresult cuInit(unsigned int flags) {
+    if (!lease_ready() || !lease_lock_account())
+        return LEASE_BROKEN;
+    if (__atomic_load_n(&initialized, __ATOMIC_ACQUIRE))
+        return REAL(cuInit)(flags);
+    os_lock(&initializing);
+    CUresult result = __atomic_load_n(&initialized, __ATOMIC_ACQUIRE) ? REAL(cuInit)(flags) : init_chosen(flags);
+    os_unlock(&initializing);
     return result;
 }

@@ -29,5 +29,7 @@ int card_of_device(CUdevice device);
 /* Returns when this container's slice is granted; at once in all other leases. */
 void lease_hold(void);
 
-void lease_reset(void); /* in a child after fork */
+/* In a child after fork. */
+void lease_reset(void);
+void init_reset(void);
 #endif

@@ -5,15 +5,18 @@
 #include <strings.h>
 
 #include "control.h"
+#include "fenka/lease.h"
+
+static bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 static int by_number(const char *token, size_t length) {
+    size_t sign = length && (*token == '+' || *token == '-'), end = sign;
     unsigned number = 0;
-    for (size_t i = 0; i < length; i++) {
-        if (token[i] < '0' || token[i] > '9' || number > 1000)
-            return -1;
-        number = number * 10 + (unsigned)(token[i] - '0');
-    }
-    return length && number < control_cards() ? (int)number : -1;
+    for (; end < length && token[end] >= '0' && token[end] <= '9'; end++)
+        if (number < FENKA_MAX_CARDS)
+            number = number * 10 + (unsigned)(token[end] - '0');
+    bool negative = sign && *token == '-' && number;
+    return end > sign && !negative && number < control_cards() ? (int)number : -1;
 }
 
 static int by_uuid(const char *token, size_t length) {
@@ -30,11 +33,9 @@ static int by_uuid(const char *token, size_t length) {
 }
 
 static int card_named(const char *token, size_t length) {
-    while (length && *token == ' ') {
+    for (; length && is_space(*token); length--)
         token++;
-        length--;
-    }
-    while (length && token[length - 1] == ' ')
+    while (length && is_space(token[length - 1]))
         length--;
     int card = by_number(token, length);
     return card >= 0 ? card : by_uuid(token, length);
@@ -53,8 +54,10 @@ unsigned visible_cards(const char *wanted, uint8_t *chosen) {
     for (const char *token = wanted;; token++) {
         size_t length = strcspn(token, ",");
         int card = card_named(token, length);
-        if (card < 0 || memchr(chosen, card, count))
+        if (card < 0)
             return count;
+        if (memchr(chosen, card, count))
+            return 0;
         chosen[count++] = (uint8_t)card;
         token += length;
         if (!*token)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fenka.isolation import lease_control
 from tests.native.clients import CARDS, GIB, OUT_OF_MEMORY, SHIM, STYLES, Lease, built, compile_c
 
 TOO_MUCH = int(4.1 * GIB)
@@ -227,6 +228,44 @@ def test_musl_program_starts(tmp_path: Path) -> None:
         [str(program)], env={"LD_PRELOAD": str(SHIM)}, capture_output=True, text=True, check=False
     )
     assert (ran.stdout, ran.stderr, ran.returncode) == ("fine\n", "", 0)
+
+
+@pytest.mark.parametrize("given", ["0,1", "1", "", None])
+def test_environment_is_as_given_when_cuda_has_been_initialised(
+    tmp_path: Path, lease: Lease, given: str | None
+) -> None:
+    """The program, a forked child and a child of a shell read what the program was started with."""
+    lease_control.write(
+        lease.control,
+        lease_control.Control("test", tuple(lease_control.Limit(c, GIB) for c in CARDS[2:0:-1])),
+    )
+    source = tmp_path / "program.c"
+    source.write_text(
+        "#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n#include <sys/wait.h>\n"
+        "int cuInit(unsigned); int cuDeviceGetCount(int *);"
+        "static void show(void) { int n = 0; cuDeviceGetCount(&n); char *v = getenv(NAME);"
+        ' printf("%d %s\\n", n, v ? v : "unset"); fflush(stdout);'
+        ' system("echo ${" NAME "-unset}"); }'
+        "int main(void) { cuInit(0); show(); if (!fork()) { cuInit(0); show(); _exit(0); } wait(0);"
+        " cuInit(0); show(); }"
+    )
+    program = compile_c(
+        source,
+        tmp_path / "program",
+        '-DNAME="CUDA_VISIBLE_DEVICES"',
+        str(built() / "libcuda.so.1"),
+    )
+    ran = subprocess.run(
+        [str(program)],
+        env=lease.environment(**({} if given is None else {"CUDA_VISIBLE_DEVICES": given})),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    shown = "unset" if given is None else given
+    devices = 2 if given is None else len(given.split(",")) if given else 0
+    assert ran.stdout.splitlines() == [f"{devices} {shown}", shown] * 3
+    assert ran.stderr == ""
 
 
 def test_program_is_unaffected_when_it_uses_no_gpu(tmp_path: Path) -> None:

@@ -217,8 +217,19 @@ def test_memory_queries_return_the_card_when_the_slice_is_larger(make_lease: Mak
         (f"{CARDS[1].lower()[:3].upper()}{CARDS[1][3:]}", [2]),
         ("1,7,0", [2]),
         (f"0,{CARDS[3]},1", [4]),
-        ("0,0,1", [4]),
+        ("0,0,1", []),
+        ("1,0,1", []),
+        (f"{CARDS[1]},{CARDS[1]}", []),
+        ("0,7,0", [4]),
         ("0,x", [4]),
+        ("1 0", [2]),
+        ("1;0", [2]),
+        ("+1,0", [2, 4]),
+        ("1gpu,\t2ampere", [2, 1]),
+        ("0,", [4]),
+        (",1", []),
+        ("99999999999999999999,0", []),
+        ("1,-0", [2, 4]),
         ("GPU-,1", []),  # names all three
         ("-1", []),
         ("", []),
@@ -227,7 +238,10 @@ def test_memory_queries_return_the_card_when_the_slice_is_larger(make_lease: Mak
 def test_limits_follow_the_visible_devices(
     make_lease: Make, wanted: str | None, totals: list[int]
 ) -> None:
-    """CUDA_VISIBLE_DEVICES reorders and leaves out within the lease; every limit stays with its card."""
+    """CUDA_VISIBLE_DEVICES reorders and leaves out within the lease; every limit stays with its card.
+
+    Tokens are read like strtoul, and a repeated one empties the list, as PyTorch's parser says of the driver.
+    """
     lease = make_lease(4, 2, 1)
     environment = {} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted}
     client = lease.start(0, **environment)

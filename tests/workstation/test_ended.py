@@ -223,9 +223,8 @@ def test_programs_are_known_to_the_commands_about_jobs(t4: Workstation) -> None:
     }
     assert jobs["bad"]["note"] == "exit code 4"
     assert "[Ended] exit code 4" in t4.ok("get", "--local", "bad", "-e")
-    assert (
-        t4.ok("attach", "--local", "night", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES") > "GPU-"
-    )
+    visible = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    assert t4.ok("attach", "--local", "night", "--", *visible) == "0\n"
     refused(t4.fenka("attach", "--local", "bad"), 1, "bad is not running")
     t4.ok("delete", "--local", "night", "bad")
     assert json.loads(t4.ok("list", "--local", "-o", "json")) == []

@@ -11,8 +11,11 @@ from tests.workstation.conftest import Workstation, refused
 
 SHOW = """
 import json, os
+import pynvml
+pynvml.nvmlInit()
+handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
 near = os.environ.get("FENKA_CPU_AFFINITY")
-print(json.dumps([os.environ["CUDA_VISIBLE_DEVICES"].split(","), near, sorted(os.sched_getaffinity(0))]))
+print(json.dumps([[*map(pynvml.nvmlDeviceGetUUID, handles)], near, sorted(os.sched_getaffinity(0))]))
 """
 
 

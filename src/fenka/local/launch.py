@@ -205,9 +205,7 @@ class Launcher:
         Raises IsolationError, LeaseNotGranted; the process must then end, and its lease ends with it.
         """
         environment = dict(os.environ)
-        # By UUID, because CUDA's order of cards may differ from NVML's. The shim allows only the lease's
-        # cards, whatever this variable says.
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(granted.uuids)
+        environment["CUDA_VISIBLE_DEVICES"] = self._visible_devices(granted.uuids)
         near = _near_cpus(granted.mounts.directory)
         if near:
             environment[lease_files.AFFINITY] = near
@@ -231,6 +229,16 @@ class Launcher:
             _prepend(environment, "LD_LIBRARY_PATH", granted.library_dir)
         _confirm(connection, granted)
         return {**environment, **self.environment}
+
+    def _visible_devices(self, uuids: Sequence[str]) -> str:
+        """Return CUDA_VISIBLE_DEVICES of the program.
+
+        In a namespace these are numbers within the lease, because programs and launchers read them with
+        int(). The shim names the cards to the driver, whose order may differ from NVML's. A cooperative
+        program may start without the shim, so its cards are named here.
+        """
+        numbers = self.spec.isolation == "namespace"
+        return ",".join(map(str, range(len(uuids))) if numbers else uuids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,13 @@ from e2e.scenarios.test_usage import MIB, metrics, values_of
 SLICES = {("a", "x"): 4308, ("b", "x"): 2154, ("b", "y"): 3231}
 """MiB of 4, 2 and 3 of the 14 units of 15079 MiB."""
 
-# Prints how the driver answers a request for one MiB more than the slice, for all of it, and for one more.
+# Prints how the driver answers a request for one MiB more than the slice, for all its pages, and for another.
 FILL = (
     "import ctypes as c, time; d=c.CDLL('libcuda.so.1'); x=c.c_void_p(); p=c.c_void_p(); "
     "t=c.c_size_t(); f=c.c_size_t(); d.cuInit(0); d.cuDevicePrimaryCtxRetain(c.byref(x),0); "
     "d.cuCtxSetCurrent(x); d.cuMemGetInfo_v2(c.byref(f),c.byref(t)); m=t.value>>20; "
-    "print(m, *(d.cuMemAlloc_v2(c.byref(p), c.c_size_t(n<<20)) for n in (m+1, m, 1)), flush=True); "
+    "print(m, *(d.cuMemAlloc_v2(c.byref(p), c.c_size_t(n<<20)) for n in (m+1, m-m%2, 2)), flush=True); "
+    "d.cuMemAlloc_v2(c.byref(p), c.c_size_t(m%2<<20)); "
     "time.sleep(100000)"
 )
 PROGRAM = f'exec python3 -c "{FILL}"'

@@ -32,8 +32,7 @@ __attribute__((noinline, cold)) static void discharge_shared(const struct alloca
     } else if (freed->shared == POOLED) {
         pools_set_stale();
     } else { /* of a graph node, or left over from a launch */
-        pools_graph_memory(freed->card, -(int64_t)freed->bytes);
-        account_discharge(freed->card, freed->bytes);
+        pools_graph_remove(freed->card, freed->bytes);
     }
 }
 

@@ -25,11 +25,12 @@ bool free_begin(enum kind kind, uint64_t key, struct allocation *allocation);
 CUresult free_end(CUresult result, bool last, const struct allocation *allocation);
 
 /* Returns from the calling function unless the target is found and the bytes are granted. */
-#define CHARGE_OR_RETURN(target, find_target, bytes) \
+#define CHARGE_OR_RETURN(target, find_target, bytes) CHARGE_BY(charge, target, find_target, bytes)
+#define CHARGE_BY(grant, target, find_target, bytes) \
     do {                                             \
         CUresult refusal_ = (find_target);           \
         if (refusal_ == CUDA_SUCCESS)                \
-            refusal_ = charge((target), (bytes));    \
+            refusal_ = grant((target), (bytes));     \
         if (refusal_ != CUDA_SUCCESS)                \
             return refusal_;                         \
     } while (0)

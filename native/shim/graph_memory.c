@@ -23,12 +23,19 @@ static void add_graph(uint64_t graph) {
     __atomic_store_n(&any, true, __ATOMIC_RELAXED);
 }
 
+CUresult graphs_charge(const struct target *target, uint64_t bytes) {
+    CUresult result = charge(target, 0);
+    return result || target->card == NO_CARD ? result : pools_graph_add(target->card, bytes);
+}
+
 CUresult graphs_charge_commit(CUresult result, struct target *target, uint64_t bytes, CUgraph graph,
                               CUdeviceptr pointer) {
-    if (result == CUDA_SUCCESS)
-        add_graph((uint64_t)graph);
-    if (result == CUDA_SUCCESS && target->card != NO_CARD)
-        pools_graph_memory(target->card, (int64_t)bytes);
+    if (result != CUDA_SUCCESS) {
+        if (target->card != NO_CARD)
+            pools_graph_remove(target->card, bytes);
+        return result;
+    }
+    add_graph((uint64_t)graph);
     target->owner = (uint64_t)graph;
     return charge_commit(result, target, bytes, NODE, pointer);
 }
@@ -65,6 +72,7 @@ void graphs_launched(CUgraphExec exec) {
     struct allocation form;
     if (__builtin_expect(__atomic_load_n(&any, __ATOMIC_RELAXED), 0) && allocations_find(EXEC, (uint64_t)exec, &form)) {
         allocations_count_launch(form.owner);
+        pools_graph_launched();
         free_nodes_run(form.owner, form.bytes, memory_freed);
     }
 }

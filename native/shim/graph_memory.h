@@ -3,7 +3,8 @@
 #define FENKA_GRAPH_MEMORY_H
 #include "charge.h"
 
-/* Like charge_commit, for memory that lasts as long as the graph and its executable forms. */
+/* Like charge and charge_commit, for memory that lasts as long as the graph and its executable forms. */
+CUresult graphs_charge(const struct target *target, uint64_t bytes);
 CUresult graphs_charge_commit(CUresult result, struct target *target, uint64_t bytes, CUgraph graph,
                               CUdeviceptr pointer);
 

@@ -1,7 +1,10 @@
-/* Arrays and mipmapped arrays, charged by the size of their elements; the driver's padding is not visible. */
+/* Arrays and mipmapped arrays. The card stores them in tiles, so they take more than their elements. The driver says how
+ * much of an array without memory only, so it is asked of one that is made for the question. */
+#include "card_bytes.h"
 #include "charge.h"
 
 #define WITHOUT_MEMORY (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)
+#define LARGEST ((uint64_t)1 << 50) /* more than any card has: refused without asking the driver */
 
 /* Packed and compressed formats need at most 8 bytes a channel. */
 static uint64_t channel_bytes(CUarray_format format) {
@@ -32,22 +35,58 @@ static uint64_t shrunk(uint64_t extent, unsigned int level) {
     return at_level ? at_level : 1;
 }
 
-/* The number of layers and cube faces is the same at every level; a third dimension shrinks. */
+/* The smallest tile has 64 bytes of each of 8 rows. The number of layers and cube faces is the same at every level; a
+ * third dimension shrinks. */
 static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int level) {
     bool layered = d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
-    uint64_t texels = times(shrunk(d->Width, level), shrunk(d->Height, level));
-    texels = times(texels, layered ? d->Depth : shrunk(d->Depth, level));
-    return times(texels, channel_bytes(d->Format) * d->NumChannels);
+    uint64_t row = times(shrunk(d->Width, level), channel_bytes(d->Format) * d->NumChannels);
+    uint64_t rows = d->Height ? rounded_up(shrunk(d->Height, level), 8) : 1;
+    uint64_t slice = times(rounded_up(row, 64), rows);
+    return times(slice, layered ? d->Depth : shrunk(d->Depth, level));
 }
 
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels) {
     uint64_t total = 0;
-    if (d->Flags & WITHOUT_MEMORY)
-        return 0;
     for (unsigned int level = 0; level < levels && level < 64; level++)
         if (__builtin_add_overflow(total, level_bytes(d, level), &total))
             return UINT64_MAX;
-    return total;
+    return card_bytes(total);
+}
+
+/* 0 where the driver does not say: before CUDA 11.7, or for a shape that it refuses. */
+static uint64_t required_by_array(const CUDA_ARRAY3D_DESCRIPTOR *unbacked, CUdevice device) {
+    CUDA_ARRAY_MEMORY_REQUIREMENTS required = {0};
+    CUarray array;
+    if (!HAS(cuArrayGetMemoryRequirements) || REAL(cuArray3DCreate_v2)(&array, unbacked) != CUDA_SUCCESS)
+        return 0;
+    bool said = REAL(cuArrayGetMemoryRequirements)(&required, array, device) == CUDA_SUCCESS;
+    REAL(cuArrayDestroy)(array);
+    return said ? required.size : 0;
+}
+
+static uint64_t required_by_mipmap(const CUDA_ARRAY3D_DESCRIPTOR *unbacked, unsigned int levels, CUdevice device) {
+    CUDA_ARRAY_MEMORY_REQUIREMENTS required = {0};
+    CUmipmappedArray mipmap;
+    if (!HAS(cuMipmappedArrayGetMemoryRequirements) ||
+        REAL(cuMipmappedArrayCreate)(&mipmap, unbacked, levels) != CUDA_SUCCESS)
+        return 0;
+    bool said = REAL(cuMipmappedArrayGetMemoryRequirements)(&required, mipmap, device) == CUDA_SUCCESS;
+    REAL(cuMipmappedArrayDestroy)(mipmap);
+    return said ? required.size : 0;
+}
+
+/* `levels`: 0 = not mipmapped. */
+static uint64_t array_taken(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels) {
+    CUdevice device;
+    if (!d || d->Flags & WITHOUT_MEMORY)
+        return 0;
+    uint64_t computed = array_bytes(d, levels ? levels : 1), required = 0;
+    CUDA_ARRAY3D_DESCRIPTOR unbacked = *d;
+    unbacked.Flags |= CUDA_ARRAY3D_DEFERRED_MAPPING;
+    if (computed <= LARGEST && REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
+        required = levels ? required_by_mipmap(&unbacked, levels, device) : required_by_array(&unbacked, device);
+    required = card_bytes(required);
+    return required > computed ? required : computed;
 }
 
 #define CREATE(kind, handle, bytes_needed, call)                                                \
@@ -67,23 +106,23 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int level
     }
 
 CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *d) {
-    CREATE(ARRAY, array, d ? array_bytes(IN_3D(d, 0, 0), 1) : 0, REAL(cuArrayCreate)(array, d));
+    CREATE(ARRAY, array, d ? array_taken(IN_3D(d, 0, 0), 0) : 0, REAL(cuArrayCreate)(array, d));
 }
 
 CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d) {
-    CREATE(ARRAY, array, d ? array_bytes(IN_3D(d, 0, 0), 1) : 0, REAL(cuArrayCreate_v2)(array, d));
+    CREATE(ARRAY, array, d ? array_taken(IN_3D(d, 0, 0), 0) : 0, REAL(cuArrayCreate_v2)(array, d));
 }
 
 CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d) {
-    CREATE(ARRAY, array, d ? array_bytes(IN_3D(d, d->Depth, d->Flags), 1) : 0, REAL(cuArray3DCreate)(array, d));
+    CREATE(ARRAY, array, d ? array_taken(IN_3D(d, d->Depth, d->Flags), 0) : 0, REAL(cuArray3DCreate)(array, d));
 }
 
 CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d) {
-    CREATE(ARRAY, array, d ? array_bytes(d, 1) : 0, REAL(cuArray3DCreate_v2)(array, d));
+    CREATE(ARRAY, array, array_taken(d, 0), REAL(cuArray3DCreate_v2)(array, d));
 }
 
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels) {
-    CREATE(MIPMAP, array, d ? array_bytes(d, levels) : 0, REAL(cuMipmappedArrayCreate)(array, d, levels));
+    CREATE(MIPMAP, array, array_taken(d, levels), REAL(cuMipmappedArrayCreate)(array, d, levels));
 }
 
 CUresult cuArrayDestroy(CUarray array) {

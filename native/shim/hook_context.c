@@ -1,4 +1,5 @@
 /* Contexts: charged when created; what they own is discharged when they are destroyed. */
+#include "card_bytes.h"
 #include "charge.h"
 #include "context_charge.h"
 #include "context_state.h"
@@ -108,8 +109,9 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     struct target target;
     if (limit != CU_LIMIT_MALLOC_HEAP_SIZE && limit != CU_LIMIT_PRINTF_FIFO_SIZE)
         return REAL(cuCtxSetLimit)(limit, value);
-    CHARGE_OR_RETURN(&target, target_current(&target), value);
-    return charge_commit(REAL(cuCtxSetLimit)(limit, value), &target, value, HEAP,
+    uint64_t taken = card_bytes(value);
+    CHARGE_OR_RETURN(&target, target_current(&target), taken);
+    return charge_commit(REAL(cuCtxSetLimit)(limit, value), &target, taken, HEAP,
                          target.owner + (limit == CU_LIMIT_PRINTF_FIFO_SIZE));
 }
 

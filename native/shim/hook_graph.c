@@ -1,4 +1,5 @@
 /* Graphs: memory nodes are charged when they are added, and launches are charged as a whole. */
+#include "card_bytes.h"
 #include "control.h"
 #include "cost_table.h"
 #include "graph_memory.h"
@@ -7,11 +8,12 @@
 CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
                                 CUDA_MEM_ALLOC_NODE_PARAMS *p) {
     struct target target;
+    uint64_t taken = p ? card_bytes_of_node(p->bytesize) : 0;
     if (!p)
         return CUDA_ERROR_INVALID_VALUE;
-    CHARGE_OR_RETURN(&target, target_location(&target, p->poolProps.location), p->bytesize);
+    CHARGE_BY(graphs_charge, &target, target_location(&target, p->poolProps.location), taken);
     CUresult result = REAL(cuGraphAddMemAllocNode)(node, graph, dependencies, count, p);
-    return graphs_charge_commit(result, &target, p->bytesize, graph, result ? 0 : p->dptr);
+    return graphs_charge_commit(result, &target, taken, graph, result ? 0 : p->dptr);
 }
 
 static CUresult add_free_end(CUresult result, CUgraph graph, CUdeviceptr freed) {
@@ -25,14 +27,15 @@ CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNo
     return add_free_end(REAL(cuGraphAddMemFreeNode)(node, graph, dependencies, count, pointer), graph, pointer);
 }
 
-#define ADD(p, call)                                                                                           \
-    do {                                                                                                       \
-        struct target target_;                                                                                 \
-        if (!p || p->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)                                                     \
-            return add_free_end(call, graph, p && p->type == CU_GRAPH_NODE_TYPE_MEM_FREE ? p->free.dptr : 0);  \
-        CHARGE_OR_RETURN(&target_, target_location(&target_, p->alloc.poolProps.location), p->alloc.bytesize); \
-        CUresult result_ = call;                                                                               \
-        return graphs_charge_commit(result_, &target_, p->alloc.bytesize, graph, result_ ? 0 : p->alloc.dptr); \
+#define ADD(p, call)                                                                                          \
+    do {                                                                                                      \
+        struct target target_;                                                                                \
+        if (!p || p->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)                                                    \
+            return add_free_end(call, graph, p && p->type == CU_GRAPH_NODE_TYPE_MEM_FREE ? p->free.dptr : 0); \
+        uint64_t taken_ = card_bytes_of_node(p->alloc.bytesize);                                              \
+        CHARGE_BY(graphs_charge, &target_, target_location(&target_, p->alloc.poolProps.location), taken_);   \
+        CUresult result_ = call;                                                                              \
+        return graphs_charge_commit(result_, &target_, taken_, graph, result_ ? 0 : p->alloc.dptr);           \
     } while (0)
 
 CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,

@@ -1,5 +1,6 @@
 /* Memory that other processes open by a handle (cuIpc…). It is charged once, to its exporter while that has it. */
 #include "account.h"
+#include "card_bytes.h"
 #include "charge.h"
 
 /* A handle stands for the whole allocation, whatever address in it is given. */
@@ -26,8 +27,9 @@ static CUresult open_end(CUresult result, const struct target *target, CUdevicep
     size_t bytes = 0;
     if (result != CUDA_SUCCESS || allocations_retain(IPC_IMPORT, *pointer))
         return result;
-    if (!find_range(*pointer, &base, &bytes) || account_import(target->card, bytes))
-        return charge_commit(result, target, bytes, IPC_IMPORT, *pointer);
+    uint64_t taken = find_range(*pointer, &base, &bytes) ? card_bytes(bytes) : 0;
+    if (!taken || account_import(target->card, taken))
+        return charge_commit(result, target, taken, IPC_IMPORT, *pointer);
     REAL(cuIpcCloseMemHandle)(*pointer);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }

@@ -1,34 +1,38 @@
 /* Linear memory: plain, pitched and managed. */
+#include "card_bytes.h"
 #include "charge.h"
 #include "graph_memory.h"
 #include "pools.h"
 
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     struct target target;
-    CHARGE_OR_RETURN(&target, target_current(&target), bytes);
+    uint64_t taken = card_bytes(bytes);
+    CHARGE_OR_RETURN(&target, target_current(&target), taken);
     CUresult result = REAL(cuMemAlloc_v2)(pointer, bytes);
-    return charge_commit(result, &target, bytes, POINTER, result ? 0 : *pointer);
+    return charge_commit(result, &target, taken, POINTER, result ? 0 : *pointer);
 }
 
 CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes) {
     struct target target;
-    CHARGE_OR_RETURN(&target, target_current(&target), bytes);
+    uint64_t taken = card_bytes(bytes);
+    CHARGE_OR_RETURN(&target, target_current(&target), taken);
     CUresult result = REAL(cuMemAlloc)(pointer, bytes);
-    return charge_commit(result, &target, bytes, POINTER, result ? 0 : *pointer);
+    return charge_commit(result, &target, taken, POINTER, result ? 0 : *pointer);
 }
 
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags) {
     struct target target;
-    CHARGE_OR_RETURN(&target, target_current(&target), bytes);
+    uint64_t taken = card_bytes(bytes);
+    CHARGE_OR_RETURN(&target, target_current(&target), taken);
     CUresult result = REAL(cuMemAllocManaged)(pointer, bytes, flags);
-    return charge_commit(result, &target, bytes, POINTER, result ? 0 : *pointer);
+    return charge_commit(result, &target, taken, POINTER, result ? 0 : *pointer);
 }
 
 /* An upper bound for today's cards; the driver chooses the pitch. */
 static uint64_t pitched(uint64_t width, uint64_t height) {
     uint64_t bytes;
-    bool overflow = width > UINT64_MAX - 511 || __builtin_mul_overflow((width + 511) & ~(uint64_t)511, height, &bytes);
-    return overflow ? UINT64_MAX : bytes;
+    bool overflow = __builtin_mul_overflow(rounded_up(width, CARD_GRANULE), height, &bytes);
+    return overflow ? UINT64_MAX : card_bytes(bytes);
 }
 
 /* If the driver allocated more than was charged, the difference is charged too, or all of it is freed. */
@@ -52,7 +56,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
     CHARGE_OR_RETURN(&target, target_current(&target), bytes);
     CUresult result = REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element_bytes);
     bool ok = result == CUDA_SUCCESS;
-    return commit_pitch(result, &target, bytes, ok ? *pitch * height : 0, ok ? *pointer : 0);
+    return commit_pitch(result, &target, bytes, ok ? card_bytes(*pitch * height) : 0, ok ? *pointer : 0);
 }
 
 CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width, unsigned int height,
@@ -62,7 +66,7 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned 
     CHARGE_OR_RETURN(&target, target_current(&target), bytes);
     CUresult result = REAL(cuMemAllocPitch)(pointer, pitch, width, height, element_bytes);
     bool ok = result == CUDA_SUCCESS;
-    return commit_pitch(result, &target, bytes, ok ? (uint64_t)*pitch * height : 0, ok ? *pointer : 0);
+    return commit_pitch(result, &target, bytes, ok ? card_bytes((uint64_t)*pitch * height) : 0, ok ? *pointer : 0);
 }
 
 /* A pointer that is no allocation of its own may belong to a graph. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "account.h"
+#include "card_bytes.h"
 #include "charge.h"
 #include "context_charge.h"
 #include "module_size.h"
@@ -40,8 +41,11 @@ static void image_close(const struct image *image) {
 }
 
 static struct module_size size_of(const struct image *image, variable_size ask, void *to) {
-    return image->content ? module_size(image->content, image->size, loads_lazily(), ask, to)
-                          : (struct module_size){0, false};
+    if (!image->content)
+        return (struct module_size){0, false};
+    struct module_size size = module_size(image->content, image->size, loads_lazily(), ask, to);
+    size.bytes = card_bytes(size.bytes);
+    return size;
 }
 
 /* ---- what has been loaded ---- */

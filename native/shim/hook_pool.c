@@ -1,4 +1,5 @@
 /* Stream-ordered memory, pools, and the synchronisations after which pools return memory. */
+#include "card_bytes.h"
 #include "charge.h"
 #include "graph_memory.h"
 #include "pools.h"
@@ -33,28 +34,30 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) { FREE_ORDERE
 
 /* Allocates from a pool, or as a node of the graph that the stream is captured into. If the driver does not report a
  * pool's memory, the allocation is charged by itself. */
-#define ALLOCATE(where, pool, suffix, call)                                                                            \
-    do {                                                                                                               \
-        struct target target_;                                                                                         \
-        CUresult result_ = (where);                                                                                    \
-        if (result_ == CUDA_SUCCESS && !lease_ready())                                                                 \
-            result_ = LEASE_BROKEN;                                                                                    \
-        if (result_ != CUDA_SUCCESS)                                                                                   \
-            return result_;                                                                                            \
-        CUgraph graph_ = CAPTURING(stream, suffix, NULL);                                                              \
-        if (!graph_ && target_.card != NO_CARD && pointer && pools_alloc_begin(target_.card, pool, bytes, &result_)) { \
-            if (result_ != CUDA_SUCCESS)                                                                               \
-                return result_;                                                                                        \
-            result_ = (call);                                                                                          \
-            result_ = pools_alloc_end(result_, result_ ? 0 : *pointer, stream);                                        \
-            return charge_commit_as(result_, &target_, 0, POINTER, result_ ? 0 : *pointer, POOLED);                    \
-        }                                                                                                              \
-        result_ = charge(&target_, bytes);                                                                             \
-        if (result_ != CUDA_SUCCESS)                                                                                   \
-            return result_;                                                                                            \
-        result_ = (call);                                                                                              \
-        return graph_ ? graphs_charge_commit(result_, &target_, bytes, graph_, result_ ? 0 : *pointer)                 \
-                      : charge_commit(result_, &target_, bytes, POINTER, result_ ? 0 : *pointer);                      \
+#define ALLOCATE(where, pool, suffix, call)                                                             \
+    do {                                                                                                \
+        struct target target_;                                                                          \
+        CUresult result_ = (where);                                                                     \
+        if (result_ == CUDA_SUCCESS && !lease_ready())                                                  \
+            result_ = LEASE_BROKEN;                                                                     \
+        if (result_ != CUDA_SUCCESS)                                                                    \
+            return result_;                                                                             \
+        CUgraph graph_ = CAPTURING(stream, suffix, NULL);                                               \
+        if (!graph_ && target_.card != NO_CARD && pointer &&                                            \
+            pools_alloc_begin(target_.card, pool, rounded_up(bytes, CARD_GRANULE), &result_)) {         \
+            if (result_ != CUDA_SUCCESS)                                                                \
+                return result_;                                                                         \
+            result_ = (call);                                                                           \
+            result_ = pools_alloc_end(result_, result_ ? 0 : *pointer, stream);                         \
+            return charge_commit_as(result_, &target_, 0, POINTER, result_ ? 0 : *pointer, POOLED);     \
+        }                                                                                               \
+        uint64_t taken_ = graph_ ? card_bytes_of_node(bytes) : card_bytes(bytes);                       \
+        result_ = graph_ ? graphs_charge(&target_, taken_) : charge(&target_, taken_);                  \
+        if (result_ != CUDA_SUCCESS)                                                                    \
+            return result_;                                                                             \
+        result_ = (call);                                                                               \
+        return graph_ ? graphs_charge_commit(result_, &target_, taken_, graph_, result_ ? 0 : *pointer) \
+                      : charge_commit(result_, &target_, taken_, POINTER, result_ ? 0 : *pointer);      \
     } while (0)
 
 CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream) {

@@ -1,6 +1,7 @@
 /* Virtual memory management: physical blocks (cuMemCreate) and their mappings. A mapping keeps its block after the
  * block's handle has been released. */
 #include "account.h"
+#include "card_bytes.h"
 #include "charge.h"
 #include "deferred_release.h"
 #include "export_locks.h"
@@ -8,11 +9,12 @@
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
                      unsigned long long flags) {
     struct target target;
+    uint64_t taken = card_bytes(bytes);
     if (!properties)
         return CUDA_ERROR_INVALID_VALUE;
-    CHARGE_OR_RETURN(&target, target_location(&target, properties->location), bytes);
+    CHARGE_OR_RETURN(&target, target_location(&target, properties->location), taken);
     CUresult result = REAL(cuMemCreate)(handle, bytes, properties, flags);
-    return charge_commit(result, &target, bytes, BLOCK, result ? 0 : *handle);
+    return charge_commit(result, &target, taken, BLOCK, result ? 0 : *handle);
 }
 
 /* An imported block is charged to its exporter. An exported block may still be open in a descriptor. */

@@ -4,6 +4,7 @@
 
 #include "account.h"
 #include "account_page.h"
+#include "card_bytes.h"
 #include "deferred_release.h"
 #include "fenka/lease.h"
 #include "lease.h"
@@ -23,7 +24,9 @@ static struct os_lock lock;
 static struct pool pools[MAX_POOLS];
 static unsigned count;
 static struct {
-    uint64_t nodes, charged;
+    uint64_t nodes;   /* bytes of memory nodes */
+    uint64_t pages;   /* that these take, which are charged */
+    uint64_t charged; /* beyond the pages */
 } graphs[FENKA_MAX_CARDS];
 static struct pool *allocating;
 
@@ -67,15 +70,16 @@ static CUdevice device_of(unsigned card) {
     return -1;
 }
 
-static bool poll_graphs(unsigned card) {
+static bool poll_graphs(unsigned card, bool trim) {
     uint64_t bytes = 0;
     CUdevice device = device_of(card);
     if (!HAS(cuDeviceGetGraphMemAttribute) || device < 0)
         return false;
-    REAL(cuDeviceGraphMemTrim)(device);
+    if (trim)
+        REAL(cuDeviceGraphMemTrim)(device);
     if (REAL(cuDeviceGetGraphMemAttribute)(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes) != CUDA_SUCCESS)
         bytes = 0;
-    return charge_exactly(card, &graphs[card].charged, bytes > graphs[card].nodes ? bytes - graphs[card].nodes : 0);
+    return charge_exactly(card, &graphs[card].charged, bytes > graphs[card].pages ? bytes - graphs[card].pages : 0);
 }
 
 /* A pool that the driver no longer reports has died with its context. */
@@ -102,7 +106,7 @@ static bool poll_all(bool trim) {
     }
     for (unsigned card = 0; card < FENKA_MAX_CARDS; card++)
         if (graphs[card].charged) {
-            returned |= poll_graphs(card);
+            returned |= poll_graphs(card, true);
             pending |= graphs[card].charged != 0;
         }
     if (pending)
@@ -191,11 +195,47 @@ CUresult pools_alloc_end(CUresult result, CUdeviceptr pointer, CUstream stream) 
     return result;
 }
 
-void pools_graph_memory(unsigned card, int64_t change) {
+CUresult pools_graph_add(unsigned card, uint64_t bytes) {
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     os_lock(&lock);
-    graphs[card].nodes += (uint64_t)change;
-    if (change < 0 && poll_graphs(card) | (graphs[card].charged != 0))
+    for (int attempt = 0; attempt < 2 && result; attempt++) {
+        uint64_t nodes = graphs[card].nodes, pages;
+        if (__builtin_add_overflow(nodes, bytes, &nodes))
+            break;
+        pages = rounded_up(nodes, CARD_PAGE);
+        if (pages == graphs[card].pages || charge_growth(card, pages - graphs[card].pages)) {
+            graphs[card].nodes = nodes;
+            graphs[card].pages = pages;
+            result = CUDA_SUCCESS;
+        } else {
+            poll_all(true);
+        }
+    }
+    if (result)
+        account_count_refusal(card);
+    os_unlock(&lock);
+    return result;
+}
+
+void pools_graph_remove(unsigned card, uint64_t bytes) {
+    os_lock(&lock);
+    graphs[card].nodes -= bytes;
+    uint64_t pages = rounded_up(graphs[card].nodes, CARD_PAGE);
+    account_discharge(card, graphs[card].pages - pages);
+    graphs[card].pages = pages;
+    if (poll_graphs(card, true) | (graphs[card].charged != 0))
         pools_set_stale();
+    os_unlock(&lock);
+}
+
+void pools_graph_launched(void) {
+    os_lock(&lock);
+    for (unsigned card = 0; card < FENKA_MAX_CARDS; card++) {
+        if (graphs[card].pages)
+            poll_graphs(card, false);
+        if (graphs[card].charged)
+            pools_set_stale();
+    }
     os_unlock(&lock);
 }
 

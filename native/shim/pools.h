@@ -24,9 +24,12 @@ static inline bool pools_poll(bool trim) {
 }
 static inline void pools_set_stale(void) { __atomic_store_n(&pools_stale, true, __ATOMIC_RELEASE); }
 
-/* Changes the bytes that are charged to memory nodes. Graphs' memory has its own pool on each card, which keeps freed
- * memory; what it has beyond these bytes is charged in addition. */
-void pools_graph_memory(unsigned card, int64_t change);
+/* Memory nodes. Graphs' memory has its own pool on each card, which takes whole pages, and keeps freed memory. Its pages
+ * are charged when a node is added, which is refused if they do not fit; what it has in addition is charged after a
+ * launch, and when nodes are released. */
+CUresult pools_graph_add(unsigned card, uint64_t bytes);
+void pools_graph_remove(unsigned card, uint64_t bytes);
+void pools_graph_launched(void);
 
 /* Destroys a pool once it is empty. False if the driver's function is to be called instead. */
 bool pools_destroy(CUmemoryPool pool, CUresult *result);

@@ -94,7 +94,7 @@ static CUresult load(CUmodule *module, const void *image, size_t size, CUcontext
     made->text = !elf && !fat && strstr(image, ".version") && strstr(image, ".entry");
     made->source = made->text ? strdup(image) : NULL;
     pthread_mutex_init(&made->lock, NULL);
-    made->bytes = image_size(image, size, &made->variables);
+    made->bytes = sim_memory_taken(image_size(image, size, &made->variables));
     CUresult result = context ? load_on(made, context->card) : load_here(made);
     if (result != CUDA_SUCCESS) {
         free(made->source);

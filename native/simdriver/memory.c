@@ -10,7 +10,6 @@
 #include "driver.h"
 #include "sim_memory.h"
 
-#define GRANULE 512    /* bytes; the smallest amount that a card allocates */
 #define MAP_FROM 65536 /* smaller host allocations share pages: a process may have only so many mappings */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -87,7 +86,7 @@ static void *back(size_t bytes, size_t *mapped) {
     void *base = NULL;
     if (bytes < MAP_FROM) {
         *mapped = 0;
-        return posix_memalign(&base, GRANULE, bytes) == 0 ? base : NULL;
+        return posix_memalign(&base, CARD_GRANULE, bytes) == 0 ? base : NULL;
     }
     *mapped = bytes;
     base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -99,7 +98,7 @@ static CUresult make(CUcontext context, enum memory_kind kind, size_t bytes, uns
         return CUDA_ERROR_INVALID_VALUE;
     if (bytes > SIZE_MAX / 2)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    size_t whole = (bytes + GRANULE - 1) / GRANULE * GRANULE;
+    size_t whole = kind == MEMORY_HOST || out->pool ? rounded_up(bytes, CARD_GRANULE) : sim_memory_taken(bytes);
     *out = (struct allocation){.size = bytes,
                                .kind = kind,
                                .flags = flags,

@@ -1,5 +1,5 @@
 /* Pools of memory. What is freed stays with the pool, and charged, until its stream reaches the free; after that
- * up to the pool's release threshold. The rest is returned when the process next synchronises or allocates, and at
+ * up to the pool's release threshold, in whole pages. The rest is returned when the process next synchronises or allocates, and at
  * once if the stream is idle. A pool's memory has no pieces: any of it serves a later request, which then follows
  * the free. */
 #include "pools.h"
@@ -93,8 +93,7 @@ static uint64_t in_use(CUmemoryPool pool) {
 /* Under the lock. */
 void pool_shrink(CUmemoryPool pool, uint64_t keep) {
     uint64_t used = in_use(pool);
-    if (keep < used)
-        keep = used;
+    keep = rounded_up(keep < used ? used : keep, CARD_PAGE);
     if (pool->reserved <= keep)
         return;
     if (pool->device >= 0)
@@ -124,8 +123,9 @@ bool pool_take(CUmemoryPool pool, uint64_t bytes) {
     uint64_t wanted = pool->used + bytes;
     bool granted = !pool->limit || wanted <= pool->limit;
     if (granted && wanted > pool->reserved) {
-        granted = pool->device < 0 || sim_memory_charge(pool->card, wanted - pool->reserved);
-        pool->reserved = granted ? wanted : pool->reserved;
+        uint64_t pages = rounded_up(wanted, CARD_PAGE);
+        granted = pool->device < 0 || sim_memory_charge(pool->card, pages - pool->reserved);
+        pool->reserved = granted ? pages : pool->reserved;
     }
     if (granted)
         pool->used = wanted;

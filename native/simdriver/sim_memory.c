@@ -9,6 +9,14 @@
  * charge is retried before it is refused. */
 #define TRIES 4
 
+uint64_t rounded_up(uint64_t bytes, uint64_t unit) {
+    return bytes > UINT64_MAX - unit ? UINT64_MAX : (bytes + unit - 1) / unit * unit;
+}
+
+uint64_t sim_memory_taken(uint64_t bytes) {
+    return rounded_up(bytes, bytes > CARD_SHARES_PAGES ? CARD_PAGE : CARD_GRANULE);
+}
+
 uint64_t sim_memory_total(uint32_t card) {
     uint64_t sum = 0;
     uint32_t used = __atomic_load_n(&node_state->slots_used, __ATOMIC_ACQUIRE);

@@ -45,29 +45,43 @@ def program(client: Client) -> Client:
             4 * MIB,
         ),
         ("d.cuArray3DCreate(shape(512, 0, 2048, flags=1))", "d.cuArrayDestroy(a)", MIB),  # layers
-        # 1024 + 256 + 64 KiB
+        # 1024 + 256 + 64 KiB, in a page
         (
             "d.cuMipmappedArrayCreate(shape(1024, 1024), 3)",
             "d.cuMipmappedArrayDestroy(a)",
-            1344 << 10,
+            2 * MIB,
         ),
-        # more levels than there are: 16 + 4 + 1 texels of 512 layers
+        # more levels than there are: 4, 2 and 1 rows of 512 layers, each in a tile
         (
             "d.cuMipmappedArrayCreate(shape(4, 4, 512, flags=1), 9)",
             "d.cuMipmappedArrayDestroy(a)",
-            21 * 512,
+            3 * 512 * 512,
         ),
     ],
 )
 def test_arrays_are_charged_once_and_freed_once(
     program: Client, create: str, destroy: str, charged: int
 ) -> None:
-    """By what their elements take; a second destruction is an error and no gift."""
+    """By what their tiles take; a second destruction is an error and no gift."""
     program.do(f"a = ok({create})", "0")
     assert program.free_bytes() == T4_BYTES - charged
     assert program.do(f"code({destroy})") == 0
     assert program.free_bytes() == T4_BYTES
     assert program.do(f"code({destroy})") == INVALID_HANDLE
+
+
+def test_array_without_memory_says_what_it_would_take(program: Client) -> None:
+    """Only such an array says so; it takes nothing itself, and cannot be copied to."""
+    program.do("a = ok(d.cuArray3DCreate(shape(1000, 1000, flags=0x80)))", "0")
+    assert program.free_bytes() == T4_BYTES
+    assert program.do("ok(d.cuArrayGetMemoryRequirements(a, 0)).size") == 1024 * 1000
+    assert program.do("code(d.cuMemcpyHtoA(a, 0, b'x', 1))") == INVALID_HANDLE
+    assert program.do("code(d.cuArrayDestroy(a))") == 0
+    program.do("m = ok(d.cuMipmappedArrayCreate(shape(1024, 1024, flags=0x80), 3))", "0")
+    assert program.do("ok(d.cuMipmappedArrayGetMemoryRequirements(m, 0)).size") == 2 * MIB
+    assert program.do("code(d.cuMipmappedArrayDestroy(m))") == 0
+    program.do("b = ok(d.cuArray3DCreate(shape(1)))", "0")
+    assert program.do("code(d.cuArrayGetMemoryRequirements(b, 0))") == INVALID_VALUE
 
 
 @pytest.mark.parametrize(

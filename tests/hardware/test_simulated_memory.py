@@ -18,15 +18,16 @@ CHURN = "while True: d.cuMemFree(d.cuMemAlloc(1 << 30)[1])"
 
 
 def test_two_programs_share_one_card(make_client: MakeClient) -> None:
-    """What one holds the other cannot have; the last byte can be had; a free gives back exactly."""
+    """What one holds the other cannot have; the last page can be had; a free gives back exactly."""
     first, other = make_client().enter(), make_client().enter()
     first.do(f"p = ok(d.cuMemAlloc({10000 * MIB}))", "int(p)")
-    # 15079 - 10000 = 5079 MiB are left
+    # 15079 - 10000 = 5079 MiB are left: 2539 pages, and granules in one half
     assert other.free_bytes() == 5079 * MIB
-    assert other.do(f"code(d.cuMemAlloc({5079 * MIB + 1}))") == OUT_OF_MEMORY
+    assert other.do(f"code(d.cuMemAlloc({5078 * MIB + 1}))") == OUT_OF_MEMORY
     assert other.free_bytes() == 5079 * MIB
-    assert other.do(f"code(d.cuMemAlloc({5079 * MIB}))") == 0
-    assert first.free_bytes() == 0
+    assert other.do(f"code(d.cuMemAlloc({5077 * MIB + 1}))") == 0
+    assert first.free_bytes() == MIB
+    assert other.do(f"code(d.cuMemAlloc({MIB}))") == 0
     assert first.do("code(d.cuMemAlloc(1))") == OUT_OF_MEMORY
     assert first.do("code(d.cuMemFree(p))") == 0
     assert other.free_bytes() == 10000 * MIB
@@ -36,6 +37,8 @@ def test_two_programs_share_one_card(make_client: MakeClient) -> None:
     ("allocate", "free", "charged"),
     [
         ("ok(d.cuMemAlloc(1000))", "d.cuMemFree(p)", 1024),  # in granules of 512
+        ("ok(d.cuMemAlloc(1 << 20))", "d.cuMemFree(p)", MIB),
+        ("ok(d.cuMemAlloc((1 << 20) + 1))", "d.cuMemFree(p)", 2 * MIB),  # in pages
         ("ok(d.cuMemAlloc(4 << 30))", "d.cuMemFree(p)", 4096 * MIB),
         # lines of 1000 bytes get a pitch of 1024
         ("ok(d.cuMemAllocPitch(1000, 3, 4))[0]", "d.cuMemFree(p)", 3072),
@@ -45,7 +48,7 @@ def test_two_programs_share_one_card(make_client: MakeClient) -> None:
         (
             "ok(d.cuMemAllocFromPoolAsync(1 << 20, ok(d.cuDeviceGetDefaultMemPool(0)), 0))",
             "d.cuMemFreeAsync(p, 0)",
-            MIB,
+            2 * MIB,
         ),
         ("ok(d.cuMemHostAlloc(1 << 20, 0))", "d.cuMemFreeHost(p)", 0),
     ],
@@ -150,7 +153,7 @@ def test_no_memory_remains_after_many_kills(make_client: MakeClient, node: Simul
             client.kill()
     last = make_client().enter()
     wait_until(lambda: last.free_bytes() == T4_BYTES)
-    assert last.do(f"code(d.cuMemAlloc({T4_BYTES}))") == 0
+    assert last.do(f"code(d.cuMemAlloc({T4_BYTES - MIB}))") == 0
 
 
 def test_forked_child_must_initialise_again(client: Client) -> None:

@@ -22,8 +22,8 @@ KINDS: dict[str, tuple[tuple[str, int, int], int, str]] = {
     "plain, freed in order": (("alloc", GIB, 0), GIB, "free-async"),
     "block": (("block", GIB, 0), GIB, "release"),
     "block of host memory": (("block", GIB, -1), 0, "release"),
-    # 100 x 10 texels of 4 floats
-    "array": (("array", 100, 10), 16_000, "array-destroy"),
+    # 100 x 10 texels of 4 floats, in tiles of 8 rows
+    "array": (("array", 100, 10), 100 * 16 * 16, "array-destroy"),
     # 64 x 64 + 32 x 32 + 16 x 16 texels of 4 floats
     "mipmap": (("mipmap", 64, 64), (4096 + 1024 + 256) * 16, "mipmap-destroy"),
 }

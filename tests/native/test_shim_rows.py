@@ -293,13 +293,13 @@ def test_library_is_charged_to_later_contexts(make_lease: Make, name: str) -> No
     assert (lease.held(0), lease.held(1)) == (0, 0)
     first = actor.ask("take cuCtxCreate_v2", 0, 1).value
     assert (lease.held(0), lease.held(1)) == (0, 50 * MIB)
-    _, second, _ = actor.ask(f"take {name}", 25 * MIB)
+    _, second, _ = actor.ask(f"take {name}", 26 * MIB)
     actor.ask("take cuDevicePrimaryCtxRetain", 0, 0)
-    assert (lease.held(0), lease.held(1)) == (75 * MIB, 75 * MIB)
+    assert (lease.held(0), lease.held(1)) == (76 * MIB, 76 * MIB)
     assert actor.ask("give cuLibraryUnload", library).code == 0
-    assert (lease.held(0), lease.held(1)) == (45 * MIB, 45 * MIB)
+    assert (lease.held(0), lease.held(1)) == (46 * MIB, 46 * MIB)
     assert actor.ask("give cuCtxDestroy_v2", first).code == 0
-    assert (lease.held(0), lease.held(1)) == (45 * MIB, 0)
+    assert (lease.held(0), lease.held(1)) == (46 * MIB, 0)
     assert actor.ask("give cuLibraryUnload", second).code == 0
     assert (lease.held(0), lease.held(1)) == (20 * MIB, 0)
 

@@ -153,7 +153,7 @@ cu.cuModuleUnload(steps[0][1]); cu.cuLibraryUnload(steps[1][1])
 print(json.dumps([[int(s[0]) for s in steps], free, cu.cuMemGetInfo()[1],
     n.nvmlDeviceGetMemoryInfo({used}).used]))
 """
-    gone = 3 * (GIB + len(text))
+    gone = 3 * (GIB + 2 * MIB)  # the text needs a page
     environment = lease.environment()
     assert python(node, LIST + program, **environment) == [
         [0, 0, 0, OUT_OF_MEMORY],
@@ -164,7 +164,7 @@ print(json.dumps([[int(s[0]) for s in steps], free, cu.cuMemGetInfo()[1],
     del environment["LD_PRELOAD"]
     environment["CUDA_VISIBLE_DEVICES"] = uuids[1]
     codes, *_, used_there = python(node, LIST + program, **environment)
-    assert (codes, used_there) == ([0, 0, 0, 0], 2 * (GIB + len(text)))
+    assert (codes, used_there) == ([0, 0, 0, 0], 2 * (GIB + 2 * MIB))
 
 
 def test_code_is_refused_when_its_size_remains_unknown(node: SimulatedNode, lease: Lease) -> None:

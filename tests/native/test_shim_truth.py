@@ -217,8 +217,8 @@ def test_charge_equals_the_memory_on_the_card(card: Card, act: Act) -> None:
     assert card.truth() == 3072
     assert client.do("alloc(1024)") == OUT_OF_MEMORY
     assert card.charged() == 3072
-    assert client.do("alloc(1023)") == 0
-    assert card.truth() == card.charged() == 4095
+    assert client.do("alloc(1022)") == 0
+    assert card.truth() == card.charged() == 4094
 
 
 def test_graph_launch_discharges_what_it_frees(card: Card) -> None:
@@ -260,8 +260,8 @@ def test_pool_is_charged_its_reserved_memory(card: Card, how: str) -> None:
     assert client.do("code(d.cuMemFreeAsync(p, s))", "code(d.cuMemAllocAsync(2048 * MIB, s))") == 0
     assert card.truth() == card.charged() == 3072
     assert client.do("code(d.cuMemAllocAsync(2048 * MIB, s))") == OUT_OF_MEMORY
-    assert client.do("code(d.cuMemAllocAsync(2047 * MIB, s))") == 0
-    assert card.truth() == card.charged() == 4095
+    assert client.do("code(d.cuMemAllocAsync(2046 * MIB, s))") == 0
+    assert card.truth() == card.charged() == 4094
 
 
 def test_opened_memory_stays_charged_when_its_exporter_frees_it(card: Card) -> None:
@@ -290,8 +290,8 @@ def test_opened_memory_stays_charged_when_its_exporter_frees_it(card: Card) -> N
     assert guest.do("alloc(2048)") == OUT_OF_MEMORY
     assert card.truth() == card.charged() == 2048
     guest.do("[code(d.cuIpcCloseMemHandle(p)) for p in opened]")
-    assert guest.do("alloc(4095)") == 0
-    assert card.charged() == 4095
+    assert guest.do("alloc(4094)") == 0
+    assert card.charged() == 4094
 
 
 def test_orphans_stay_charged_when_several_processes_import_them(card: Card) -> None:
@@ -316,5 +316,5 @@ def test_orphans_stay_charged_when_several_processes_import_them(card: Card) -> 
     guests[0].do("code(d.cuMemRelease(held))")
     guests[2].do("os.close(number)", "0")
     assert guests[1].do("alloc(3072)") == OUT_OF_MEMORY
-    assert guests[1].do("alloc(3071)") == 0
-    assert card.charged() == 4095
+    assert guests[1].do("alloc(3070)") == 0
+    assert card.charged() == 4094

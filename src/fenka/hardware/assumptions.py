@@ -348,7 +348,7 @@ ASSUMPTIONS: Final = (
     Assumption("cuDeviceTotalMem equals cuMemGetInfo's total", "yes", _totals),
     Assumption("addresses are aligned to 256 bytes", "yes", _alignment),
     Assumption("64 MiB reduce the free memory by", "64 MiB", _large),
-    Assumption("one byte more than 64 MiB takes in addition", "512 bytes", _odd),
+    Assumption("one byte more than 64 MiB takes in addition", "2097152 bytes", _odd),
     Assumption("freed memory is free at once", "yes", _given_back),
     Assumption("freeing an unknown address", "invalid value (1)", _unknown),
     Assumption("freeing twice", "invalid value (1)", _twice),

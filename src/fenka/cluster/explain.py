@@ -17,6 +17,7 @@ from itertools import islice
 import msgspec
 
 from fenka.cluster.autoscaling import AutoscalerStatus, OrderRecord, Slot
+from fenka.cluster.gang_explanations import explain_gang
 from fenka.cluster.node_admission import Infeasible, ineligibility_reasons
 from fenka.cluster.objects import QUEUE_GATE, Event, Node, Pod, seconds
 from fenka.cluster.placement import Feasible, PodEvaluator, never_fits_instances
@@ -703,6 +704,10 @@ def _explain_pending(result: PodExplanation, pod: Pod, snapshot: ClusterSnapshot
     result.nodes, result.sentence = verdicts.nodes, verdicts.sentence
     result.notes += verdicts.notes
     result.hints = verdicts.hints
+    gang = explain_gang(pod, snapshot, lambda member: explain_nodes(member, snapshot).never)
+    if gang is not None:
+        result.notes.insert(0, gang.sentence)
+        result.hints = gang.hints
 
 
 def _extender(message: str) -> str:

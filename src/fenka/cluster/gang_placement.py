@@ -320,6 +320,18 @@ class GangScheduler:
         others = [member for member in unplaced if member.metadata.uid != uid][: status.missing - 1]
         return self._reserve(gang, [pod, *others], nodes, reserved)
 
+    def obstacle(self, pod: Pod, gang: PodGang, nodes: Sequence[str]) -> GangPending | None:
+        """Return why a gang cannot be placed now, None if it can. Nothing stays reserved.
+
+        Raises:
+            InvalidRecord: a member's request cannot be read.
+        """
+        placed = self.place(pod, gang, nodes)
+        if isinstance(placed, GangPending):
+            return placed
+        self._release(gang.key)
+        return None
+
     def unknown(self, pod: Pod) -> GangPending:
         """Return the answer for a member that kube-scheduler knows before fenka does."""
         answer = GangPending("the API server has not shown fenka this pod of a gang yet")

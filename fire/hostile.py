@@ -191,6 +191,39 @@ def others_ports() -> set[int]:
     return ports
 
 
+def knock() -> None:
+    """Connect to the daemon's sockets and close again, as fast as possible."""
+    kinds = {"daemon.sock": socket.SOCK_STREAM}
+    kinds |= dict.fromkeys(("nodes.sock", "containers.sock"), socket.SOCK_SEQPACKET)
+    report("ready")
+    end = os.dup(0)
+    os.set_blocking(end, False)
+    while True:
+        for name, kind in kinds.items():
+            for _ in range(100):
+                with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as peer:
+                    peer.setblocking(False)
+                    peer.connect(str(RUNTIME / name))
+        with contextlib.suppress(BlockingIOError):
+            if os.read(end, 1) == b"":
+                return
+
+
+def stop_names() -> None:
+    """Request the end of as many jobs as a message has room for."""
+    names = [str(number) for number in range(10_000)]
+    for _ in range(20):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(10)
+            peer.connect(SOCKET)
+            hello = peer.recv(4096).splitlines()[0]
+            request = json.dumps({"type": "stop-job", "names": names}, separators=(",", ":"))
+            peer.sendall(hello + b"\n" + request.encode() + b"\n")
+            if b"jobs-stopped" in peer.recv(65536):
+                report("succeeded: one request was about 10,000 jobs")
+    report("done: stop_names")
+
+
 def report(line: str) -> None:
     """Print one line without buffering."""
     print(line, flush=True)
@@ -209,6 +242,8 @@ ATTACKS: dict[str, Callable[..., None]] = {
         impostor,
         names,
         impersonate,
+        knock,
+        stop_names,
     )
 }
 

@@ -147,6 +147,9 @@ static int connect_daemon(int64_t deadline) {
     strcat(strcpy(address.sun_path, runtime), SOCKET);
     for (;;) {
         int connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        // A daemon that accepts nothing leaves its queue full, in which connect would wait without end.
+        struct timeval second = {.tv_sec = 1};
+        setsockopt(connection, SOL_SOCKET, SO_SNDTIMEO, &second, sizeof second);
         if (connection >= 0 && connect(connection, (struct sockaddr *)&address, sizeof address) == 0)
             return connection;
         if (now_ns() > deadline)

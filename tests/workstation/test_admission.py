@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from fenka.jobs.job_spec import GpuResources, JobSpec
 from fenka.mig.keeper import InstanceKeeper
 from fenka.mig.manager import InstanceManager
 from fenka.workstation import admission, files, protocol
+from fenka.workstation.accepting import accepting
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.broker import Broker
 from fenka.workstation.cards import CardObserver
@@ -56,10 +58,10 @@ async def serving(place: Path, bounds: Admission) -> AsyncIterator[Connect]:
     )
     daemon = Daemon(runtime, cast("Hardware", hardware), broker, instances, place, DaemonConfig())
     connections = Connections(runtime, bounds, daemon.handler)
-    server = await asyncio.start_unix_server(
-        connections.serve, runtime.socket, limit=admission.MAX_LINE_BYTES
-    )
-    async with server:
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(os.fspath(runtime.socket))
+    server.listen(admission.BACKLOG)
+    with server, accepting(server, connections.accept):
         yield lambda: asyncio.open_unix_connection(str(runtime.socket))
 
 

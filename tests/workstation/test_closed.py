@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from fire.machine import HERE
 from tests.control_groups import unused_major
 from tests.workstation.conftest import eventually
 from tests.workstation.shared_machine import ALICE, BOB, PYTHON, SharedMachine, shared_machine
@@ -239,3 +240,19 @@ def test_what_cannot_be_gets_a_sentence(
     assert done.returncode != 0
     assert sentence in done.stderr
     assert modes(machine) == ["600 0 0"] * 2
+
+
+def test_runs_start_when_another_user_connects_and_closes_in_a_loop(machine: SharedMachine) -> None:
+    """The loop fills the kernel's queues of all three sockets of the daemon."""
+    attack = subprocess.Popen(
+        machine.words(BOB, PYTHON, str(HERE / "fire/hostile.py"), "knock"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    machine.programs.append(attack)
+    assert attack.stdout
+    assert attack.stdout.readline() == "ready\n"
+    for _ in range(3):
+        machine.ok(ALICE, "run", "--gpu-mem", "1", "--", "true")
+    assert attack.poll() is None

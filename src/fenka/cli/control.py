@@ -49,7 +49,7 @@ from fenka.local import runs, training_commands
 from fenka.local.records import TRAININGS
 from fenka.views.workloads import ServiceVersion, TrainingJob, Workload, is_program
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import DaemonConnection, known_snapshot
+from fenka.workstation.client import DaemonConnection, known_snapshot, request_stop
 
 
 def stop(
@@ -85,10 +85,13 @@ def _stop_here(names: Sequence[str], grace: float) -> None:
         print(f"{name}: stopped")
     if others := [name for name in names if name not in trainings]:
         here = known_snapshot()
-        containers = {job.name for job in here.jobs if job.container_id} if here else set[str]()
+        jobs = here.jobs if here else []
+        containers = {job.name for job in jobs if job.container_id}
+        running = {name for job in jobs if job.state == "running" for name in (job.name, job.gang)}
+        # Jobs of later requests must not start when jobs of an earlier request end.
+        others.sort(key=lambda name: name in running)
         with DaemonConnection(paths.current()) as connection:
-            request = protocol.StopJob(others, grace)
-            answer = connection.request(request, protocol.JobsStopped)
+            answer = request_stop(connection, others, grace)
         failures += answer.failures
         for name in answer.stopped:
             again = "; its engine may start it again" if name in containers else ""

@@ -19,7 +19,7 @@ from typing import Any
 
 from fenka import procfs
 from fenka.core.errors import FenkaError
-from fenka.isolation import proxy_install
+from fenka.isolation import proxy_install, unix_client
 
 PRELOAD = Path("/etc/ld.so.preload")
 
@@ -128,7 +128,7 @@ AT_FDCWD = -100
 # The same on all processors; Python does not name it.
 _MOVE_MOUNT, _F_EMPTY_PATH = 429, 4
 
-_NODES_TIMEOUT_S, _MAX_NODES_BYTES, _MAX_NODES = 30.0, 1 << 16, 250
+_NODES_TIMEOUT_S, _MAX_NODES_BYTES, _MAX_NODES = 30, 1 << 16, 250
 
 
 @cache
@@ -288,9 +288,9 @@ def enter(mounts: LeaseMounts, binds: Sequence[Bind] = ()) -> None:
 def _receive_nodes(server: Path) -> list[tuple[Path, int]]:
     """Return the device nodes of this process's lease, as descriptors of mounts. Raises IsolationError."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        address, kind = os.fspath(server), socket.SOCK_SEQPACKET
+        with unix_client.connect(address, _NODES_TIMEOUT_S, kind) as connection:
             connection.settimeout(_NODES_TIMEOUT_S)
-            connection.connect(os.fspath(server))
             names, nodes, _, _ = socket.recv_fds(connection, _MAX_NODES_BYTES, _MAX_NODES)
     except OSError as why:
         raise IsolationError(

@@ -73,17 +73,22 @@ class Admission:
         self._connections: Counter[int] = Counter()
         self._locks: dict[int, asyncio.Lock] = {}
 
-    def add_connection(self, uid: int) -> None:
-        """One connection more, to be given back by :meth:`remove_connection`. Raises QuotaExceeded."""
+    def check_connections(self, uid: int) -> None:
+        """Raise QuotaExceeded if one connection more would be too many, for the user or for all."""
         if uid != 0 and self._connections.total() >= self._max_total:
             raise QuotaExceeded(
                 "the fenka daemon has no room for more connections: try again later"
             )
         if uid not in self._exempt and self._connections[uid] >= self._max_per_user:
+            # To look up the user's name may take long.
             raise QuotaExceeded(
-                f"{user_name(uid)} has {self._connections[uid]} connections to the fenka daemon, the "
-                "limit for one user: end some of the waiting commands"
+                f"you have {self._connections[uid]} connections to the fenka daemon, the limit for one user: "
+                "end some of the waiting commands"
             )
+
+    def add_connection(self, uid: int) -> None:
+        """One connection more, to be given back by :meth:`remove_connection`. Raises QuotaExceeded."""
+        self.check_connections(uid)
         self._connections[uid] += 1
 
     def remove_connection(self, uid: int) -> None:

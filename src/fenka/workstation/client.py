@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -278,10 +278,29 @@ def jobs_called(runtime: Runtime, name: str) -> list[protocol.JobView]:
     return [job for job in jobs if name in (job.name, job.gang)]
 
 
+def request_stop(
+    connection: DaemonConnection, names: Sequence[str], grace_s: float
+) -> protocol.JobsStopped:
+    """Have the daemon stop jobs, a bounded number in each request. Raises RequestFailed, ConnectionError."""
+    answer = protocol.JobsStopped([], [])
+    for batch in batched(names, protocol.MAX_STOPPED):
+        more = connection.request(protocol.StopJob(batch, grace_s), protocol.JobsStopped)
+        answer = protocol.JobsStopped(
+            [*answer.stopped, *more.stopped], [*answer.failures, *more.failures]
+        )
+    return answer
+
+
+def batched(names: Sequence[str], size: int) -> Iterator[list[str]]:
+    """Yield the names in lists of at most this size."""
+    for first in range(0, len(names), size):
+        yield list(names[first : first + size])
+
+
 def stop_jobs(runtime: Runtime, names: list[str], grace_s: float = 10.0) -> None:
     """Stop jobs. Raises RequestFailed if one could not be stopped, DaemonUnavailable."""
     with DaemonConnection(runtime) as connection:
-        answer = connection.request(protocol.StopJob(names, grace_s), protocol.JobsStopped)
+        answer = request_stop(connection, names, grace_s)
     if answer.failures:
         raise RequestFailed("; ".join(answer.failures))
 

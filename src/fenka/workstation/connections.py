@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import socket
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from fenka.isolation.limit_changes import InUse, ResizePlan, resized
 from fenka.jobs.job_spec import GpuResources, JobSpec, check_priority, generate_name
 from fenka.procfs import lives, parent_pid
 from fenka.workstation import admission, protocol
+from fenka.workstation.accepting import Caller, admit, hung_up, refuse
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.broker import Broker, UnknownJob
 from fenka.workstation.controller import Client, ConnectedClients, Controller
@@ -255,8 +257,8 @@ class RequestHandler:
             case protocol.CancelLayout():
                 _check_may_divide(client)
                 client.send(self.layouts.cancel())
-            case protocol.StopJob():
-                client.send(await self._stop(client, message))
+            case protocol.StopJob() | protocol.Watch():
+                await self._answer_later(client, message)
             case protocol.RemoveEnded():
                 client.send(protocol.Done(str(self._remove_ended(client, message))))
             case protocol.ResizeJob() | protocol.PrioritizeJob():
@@ -283,11 +285,21 @@ class RequestHandler:
             case _:
                 client.send(await self._look(client, message))
 
+    async def _answer_later(
+        self, client: Client, message: protocol.StopJob | protocol.Watch
+    ) -> None:
+        """Answer a request that waits. Only work of the daemon's own is done in the user's share of time."""
+        if isinstance(message, protocol.StopJob):
+            client.send(await self._stop(client, message))
+            return
+        snapshot = await self.feed.after(message.after)
+        async with self.admission.time_share(client.account):
+            client.send(snapshot)
+
     async def _look(
         self,
         client: Client,
         message: protocol.GetSnapshot
-        | protocol.Watch
         | protocol.AskWhatIf
         | protocol.GetHelps
         | protocol.GetInstances
@@ -297,8 +309,6 @@ class RequestHandler:
         match message:
             case protocol.GetSnapshot():
                 return await self.snapshot()
-            case protocol.Watch():
-                return await self.feed.after(message.after)
             case protocol.AskWhatIf():
                 answer = self.rehearsals.answer(message.question, time.time())
                 return protocol.WhatIfAnswered(answer)
@@ -376,8 +386,27 @@ class RequestHandler:
     # --- changes ------------------------------------------------------------------------------------
 
     async def _stop(self, client: Client, request: protocol.StopJob) -> protocol.JobsStopped:
-        """Stop jobs, or all of a gang whichever member is named. Pending ones are removed first, in one step:
-        otherwise one could start when another ends."""
+        """Stop jobs, or all of a gang whichever member is named. Raises RequestRefused."""
+        async with self.admission.time_share(client.account):
+            stopped, failures = self._begin_stop(client, request)
+        results = await asyncio.gather(*(self._end(jobs, request.grace_s) for jobs in stopped))
+        names = [jobs[0].display_name for jobs in stopped]
+        return protocol.JobsStopped(
+            [name for name, failure in zip(names, results, strict=True) if not failure],
+            [*failures, *filter(None, results)],
+        )
+
+    def _begin_stop(
+        self, client: Client, request: protocol.StopJob
+    ) -> tuple[list[list[Job]], list[str]]:
+        """Return what is stopped, and why others are not. Raises RequestRefused.
+
+        Pending jobs are removed first, in one step: otherwise one could start when another ends.
+        """
+        if len(request.names) > protocol.MAX_STOPPED:
+            raise RequestRefused(
+                f"one request stops at most {protocol.MAX_STOPPED} jobs, not {len(request.names)}"
+            )
         stopped, failures = dict[str, list[Job]](), list[str]()
         for name in dict.fromkeys(request.names):
             try:
@@ -394,13 +423,7 @@ class RequestHandler:
             if jobs[0].state == "waiting" or jobs[0].kept
         ]
         self.controller.cancel_pending(pending)
-        ends = (self._end(jobs, request.grace_s) for jobs in stopped.values())
-        results = await asyncio.gather(*ends)
-        names = [jobs[0].display_name for jobs in stopped.values()]
-        return protocol.JobsStopped(
-            [name for name, failure in zip(names, results, strict=True) if not failure],
-            [*failures, *filter(None, results)],
-        )
+        return list(stopped.values()), failures
 
     def _to_stop(self, client: Client, name: str) -> list[Job]:
         """Return the jobs that are meant, which the client may stop. Raises UnknownJob, RequestRefused."""
@@ -512,46 +535,63 @@ def _check_owner(client: Client, job: Job, name: str, action: str) -> None:
         raise RequestRefused(f"{name} belongs to {user_name(job.uid)}: only they may {action} it")
 
 
-@dataclass(frozen=True, slots=True)
 class Connections:
     """Serves the connections of one daemon."""
 
-    runtime: Runtime
-    admission: Admission
-    handler: RequestHandler
+    def __init__(self, runtime: Runtime, admission: Admission, handler: RequestHandler) -> None:
+        self._runtime, self._admission, self._handler = runtime, admission, handler
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def serve_by_name(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def accept_by_name(self, connection: socket.socket) -> None:
         """Serve a connection to the daemon's abstract name, which any user can connect to."""
-        if peer(writer.get_extra_info("socket")).uid in (0, os.geteuid()):
-            await self.serve(reader, writer)
+        if peer(connection).uid in (0, os.geteuid()):
+            self.accept(connection)
         else:
-            writer.close()
+            connection.close()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection until it ends; for :func:`asyncio.start_unix_server`."""
+    def accept(self, connection: socket.socket) -> None:
+        """Serve a connection in a task, or refuse it; for :func:`accepting`."""
         try:
-            client = Client(writer)
+            caller = admit(connection, self._admission)
         except OSError:
-            writer.close()
-            return
-        client.send(protocol.Hello(build=build_id()))
-        try:
-            self.admission.add_connection(client.account)
+            connection.close()
         except QuotaExceeded as why:
-            client.send(protocol.Failure(str(why)))
-            client.close()
-            return
+            refuse(connection, str(why))
+        else:
+            task = asyncio.get_running_loop().create_task(self._serve(connection, caller))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, connection: socket.socket, caller: Caller) -> None:
+        """Serve one connection until it ends."""
+        client = None
         try:
+            async with self._admission.time_share(caller.account):
+                if hung_up(connection):
+                    return
+                # Messages of clients are bounded while they are read.
+                reader, writer = await asyncio.open_unix_connection(
+                    sock=connection, limit=admission.MAX_LINE_BYTES
+                )
+                client = Client(writer, caller)
+                client.send(protocol.Hello(build=build_id()))
             await self._serve_admitted(client, reader)
+        except asyncio.CancelledError:
+            pass  # The daemon ends; asyncio would print a traceback.
         finally:
-            self.admission.remove_connection(client.account)
-            self.handler.on_disconnect(client)
-            if writer.transport.get_write_buffer_size() > 0:
-                loop = asyncio.get_running_loop()
-                loop.call_later(admission.WRITE_TIMEOUT_S, writer.transport.abort)
-            client.close()
+            self._admission.remove_connection(caller.account)
+            if client is None:
+                caller.process.close()
+                connection.close()
+            else:
+                self._close(client)
+
+    def _close(self, client: Client) -> None:
+        self._handler.on_disconnect(client)
+        transport = client.writer.transport
+        if transport.get_write_buffer_size() > 0:
+            asyncio.get_running_loop().call_later(admission.WRITE_TIMEOUT_S, transport.abort)
+        client.close()
 
     async def _serve_admitted(self, client: Client, reader: asyncio.StreamReader) -> None:
         try:
@@ -571,23 +611,25 @@ class Connections:
     async def _serve_requests(self, client: Client, reader: asyncio.StreamReader) -> None:
         """Serve requests until the client closes the connection."""
         async with asyncio.timeout(admission.HELLO_TIMEOUT_S):
-            first = protocol.decode_first_line(await _read_line(reader), self.runtime.socket)
+            first = protocol.decode_first_line(await _read_line(reader), self._runtime.socket)
         if isinstance(first, protocol.StopDaemon):
             await self._answer(client, first)
             return
         if first.protocol != protocol.PROTOCOL:
             return  # Our Hello lets the client report the mismatch.
         while line := await self._next_line(client, reader):
-            message = protocol.decode_request(line)
-            # These take as long as programs take to end, and until something changes.
-            if isinstance(message, protocol.StopJob | protocol.Watch):
-                await self._answer(client, message)
-                continue
-            async with self.admission.time_share(client.account):
+            async with self._admission.time_share(client.account):
+                message = protocol.decode_request(line)
+                waits = isinstance(message, protocol.StopJob | protocol.Watch)
+                if not waits:
+                    await self._answer(client, message)
+            # It takes as long as programs take to end, or until something changes. The handler does what
+            # takes the daemon's own time in the user's share.
+            if waits:
                 await self._answer(client, message)
 
     async def _next_line(self, client: Client, reader: asyncio.StreamReader) -> bytes:
-        pending = self.handler.has_pending_request(client)
+        pending = self._handler.has_pending_request(client)
         async with asyncio.timeout(None if pending else admission.IDLE_TIMEOUT_S):
             return await _read_line(reader)
 
@@ -595,7 +637,7 @@ class Connections:
         self, client: Client, message: protocol.ToDaemon | protocol.StopDaemon
     ) -> None:
         try:
-            await self.handler.handle(client, message)
+            await self._handler.handle(client, message)
         except FenkaError as why:
             # The client gives up its place in the queue by disconnecting.
             client.send(protocol.Failure(str(why)))

@@ -20,11 +20,12 @@ from fenka.core.ledger import Conflict
 from fenka.core.request import Placement
 from fenka.hardware.card_spec import NodeError
 from fenka.hardware.nvml import NoDriver, Reading
-from fenka.hardware.peer_credentials import PeerProcess, process
+from fenka.hardware.peer_credentials import PeerProcess
 from fenka.isolation.device_access import DeviceAccessError
 from fenka.isolation.lease_files import account_file
 from fenka.mig.manager import InstanceManager
 from fenka.workstation import files, protocol
+from fenka.workstation.accepting import Caller
 from fenka.workstation.broker import (
     GRACE_S,
     Broker,
@@ -47,27 +48,13 @@ from fenka.workstation.paths import Runtime
 from fenka.workstation.protocol import GRANT_TTL_S, EndCause, EndedJob
 
 
-def account_of(process: PeerProcess) -> int:
-    """Return the user that a process counts for in quotas and fair shares; its rights stay its own.
-
-    A process in another user namespace may have any of thousands of IDs that its maker has there. It counts
-    for the user who made the outermost of these namespaces, unless that is root, who has no quotas.
-    """
-    try:
-        owner = procfs.user_namespace_owner(process.pid)
-    except OSError:
-        return process.uid
-    # If it has ended, the PID may be another user's.
-    return owner if owner and process.lives() else process.uid
-
-
 class Client:
-    """One connection, and the process that made it. Raises OSError if that process is gone."""
+    """One connection, and the process that made it."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self.process = process(writer.get_extra_info("socket"))
+    def __init__(self, writer: asyncio.StreamWriter, caller: Caller) -> None:
+        self.process = caller.process
         """It may have ended, while another process holds the connection."""
-        self.account = account_of(self.process)
+        self.account = caller.account
         """The user that it counts for in quotas and fair shares."""
         self.writer = writer
         self.job: str | None = None

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from fenka.isolation import compute_feedback, pid_namespaces
 from fenka.isolation.lease_files import account_file
 from fenka.mig.manager import InstanceManager
 from fenka.workstation import admission, files, paths, presence, protocol
+from fenka.workstation.accepting import accepting
 from fenka.workstation.admission import Admission
 from fenka.workstation.broker import Broker
 from fenka.workstation.cards import CardObserver, SliceActivity
@@ -158,7 +159,7 @@ class Daemon:
             self.nodes.close()
         else:
             self.nodes.reopen()
-        server, by_name = await self._listen(), await self._listen_by_name()
+        server, self.name = self._listen(), presence.listen(self.runtime)
         self._presence.begin()
         signals.attach(loop, self._stopped.set, self._on_abandoned)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup, os.isatty(0))
@@ -174,11 +175,8 @@ class Daemon:
         )
         tasks = [asyncio.create_task(loop) for loop in loops]
         serving = self._metrics.serving() if self._metrics else contextlib.nullcontext()
-        # Only root can give mounts to containers.
-        hooks = self._hooks.listening() if os.geteuid() == 0 else contextlib.nullcontext()
-        nodes = self.nodes.listening() if self.config.closed else contextlib.nullcontext()
-        async with server, by_name or contextlib.nullcontext(), serving:
-            with hooks, nodes:
+        async with serving:
+            with self._accepting(server):
                 await self._stopped.wait()
         signals.detach()
         await self._controller.changes.driver.finish()
@@ -219,29 +217,33 @@ class Daemon:
             self._cards.xids.counts,
         )
 
-    async def _listen(self) -> asyncio.Server:
+    def _listen(self) -> socket.socket:
+        """Listen at the directory's socket. Raises OSError."""
         # The runtime directory is locked, so a socket in it belonged to a daemon that was killed.
         self.runtime.socket.unlink(missing_ok=True)
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         former = os.umask(0o111 if self.runtime.system else 0o177)
-        server = await asyncio.start_unix_server(
-            self._connections.serve,
-            self.runtime.socket,
-            limit=admission.MAX_LINE_BYTES,
-            backlog=admission.BACKLOG,
-        )
-        os.umask(former)
+        try:
+            server.bind(os.fspath(self.runtime.socket))
+        finally:
+            os.umask(former)
+        server.listen(admission.BACKLOG)
         return server
 
-    async def _listen_by_name(self) -> asyncio.Server | None:
-        self.name = presence.listen(self.runtime)
-        if self.name is None:
-            return None
-        return await asyncio.start_unix_server(
-            self._connections.serve_by_name,
-            sock=self.name.dup(),  # It goes on listening while this daemon starts again.
-            limit=admission.MAX_LINE_BYTES,
-            backlog=admission.BACKLOG,
-        )
+    @contextlib.contextmanager
+    def _accepting(self, server: socket.socket) -> Iterator[None]:
+        """Serve clients while in the context."""
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(server)
+            opened.enter_context(accepting(server, self._connections.accept))
+            if self.name is not None:
+                opened.enter_context(accepting(self.name, self._connections.accept_by_name))
+            # Only root can give mounts to containers.
+            if os.geteuid() == 0:
+                opened.enter_context(self._hooks.listening())
+            if self.config.closed:
+                opened.enter_context(self.nodes.listening())
+            yield
 
     # --- loops --------------------------------------------------------------------------------------
 

@@ -14,12 +14,12 @@ import hashlib
 import os
 import socket
 import stat
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from fenka.core.errors import FenkaError
+from fenka.isolation import unix_client
 from fenka.jobs.notebook import PortReservations
 
 SYSTEM = Path("/run/fenka")
@@ -232,18 +232,7 @@ def connect(directory: int) -> socket.socket:
 
 def connect_to(address: str) -> socket.socket:
     """Connect to a daemon. Raises OSError."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        # A process that accepts no connections must not block the client.
-        connection.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", CONNECT_TIMEOUT_S, 0)
-        )
-        connection.connect(address)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
-    except OSError:
-        connection.close()
-        raise
-    return connection
+    return unix_client.connect(address, CONNECT_TIMEOUT_S)
 
 
 def _roots() -> frozenset[int]:

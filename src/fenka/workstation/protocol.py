@@ -225,8 +225,15 @@ class AskWhatIf(Message, tag="ask-what-if"):
     question: WhatIf
 
 
+MAX_STOPPED = 64
+"""Names in one StopJob. Clients that stop more jobs send several."""
+
+
 class StopJob(Message, tag="stop-job"):
-    """End the programs of jobs, and remove pending ones from the queue first. Answered by JobsStopped."""
+    """End the programs of jobs, and remove pending ones from the queue first.
+
+    Answered by JobsStopped, or Failure for more than MAX_STOPPED names.
+    """
 
     names: list[str]
     grace_s: float = 10.0

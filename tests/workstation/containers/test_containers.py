@@ -14,8 +14,9 @@ import pytest
 
 from fenka import procfs
 from fenka.hardware.peer_credentials import PeerProcess
+from fenka.workstation.accepting import Caller
 from fenka.workstation.containers.container_request import InvalidContainer
-from fenka.workstation.containers.hook_server import Caller, _check_init
+from fenka.workstation.containers.hook_server import _check_init
 from tests.workstation.conftest import Workstation, eventually
 from tests.workstation.containers.runtime import HOOK, MiniContainer, sealed, send_request
 from tests.workstation.users import User, as_root, stranger, victim  # noqa: F401

@@ -8,12 +8,13 @@ import pytest
 
 from fenka.hardware.peer_credentials import PeerProcess, user_name
 from fenka.jobs.job_spec import JobSpec
+from fenka.workstation.accepting import Caller
 from fenka.workstation.containers.container_request import (
     DeviceRequest,
     Engine,
     InvalidContainer,
 )
-from fenka.workstation.containers.hook_server import Caller, payer
+from fenka.workstation.containers.hook_server import payer
 from fenka.workstation.containers.tickets import MAX_CONTAINERS, MAX_PER_USER, TTL_S, Tickets
 from fenka.workstation.main import InvalidOption, check_charge
 from fenka.workstation.protocol import CreateTicket

@@ -16,7 +16,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from msgspec.structs import replace as replace_fields
@@ -25,7 +25,7 @@ from fenka import procfs
 from fenka.core.errors import FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.formats.quantities import InvalidSize
-from fenka.hardware.peer_credentials import PeerProcess, process, user_name
+from fenka.hardware.peer_credentials import PeerProcess, user_name
 from fenka.isolation import proxy_install
 from fenka.isolation.device_access import DeviceAccessError
 from fenka.isolation.lease_files import describe_os_error
@@ -33,6 +33,7 @@ from fenka.isolation.mount_handles import copy_mount
 from fenka.isolation.sandbox import DRIVER, LEASE_ROOT, NODE, SHIM, LeaseMounts
 from fenka.jobs.job_spec import JobSpec
 from fenka.workstation import admission, protocol
+from fenka.workstation.accepting import Caller, admit
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.connections import create_jobs, with_time_limit
 from fenka.workstation.containers import packet_server
@@ -44,7 +45,7 @@ from fenka.workstation.containers.container_request import (
     read_request,
 )
 from fenka.workstation.containers.tickets import Tickets
-from fenka.workstation.controller import Controller, account_of
+from fenka.workstation.controller import Controller
 from fenka.workstation.job import Job, JobContainer
 from fenka.workstation.lifetime import describe, log
 from fenka.workstation.paths import Runtime
@@ -64,14 +65,6 @@ CHARGES = ("root", "refuse", "annotation")
 
 Copy = tuple[str, Path, bool]
 """A mount: its place below /run/fenka, what is copied, and whether programs may write there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The hook's process. account: the user that it counts for."""
-
-    process: PeerProcess
-    account: int
 
 
 class HookClient:
@@ -121,22 +114,27 @@ class HookServer:
                     task.cancel()
 
     def _accept(self, connection: socket.socket) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve(connection))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        try:
+            caller = admit(connection, self._quotas)
+        except OSError:
+            connection.close()
+        except QuotaExceeded as why:
+            with connection:
+                _send(connection, str(why))
+        else:
+            task = asyncio.get_running_loop().create_task(self._serve(connection, caller))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, connection: socket.socket) -> None:
+    async def _serve(self, connection: socket.socket, caller: Caller) -> None:
         with (
             connection,
             contextlib.suppress(OSError, TimeoutError),
             contextlib.ExitStack() as opened,
         ):
-            hook = process(connection)
-            opened.callback(hook.close)
-            caller = Caller(hook, account_of(hook))
+            opened.callback(caller.process.close)
+            opened.callback(self._quotas.remove_connection, caller.account)
             try:
-                self._quotas.add_connection(caller.account)
-                opened.callback(self._quotas.remove_connection, caller.account)
                 await self._start(connection, caller, opened)
             except FenkaError as why:
                 _refuse(connection, caller, str(why))
@@ -382,6 +380,11 @@ def _read_sealed(descriptor: int, most: int) -> bytes:
 def _refuse(connection: socket.socket, caller: Caller, reason: str) -> None:
     # Not all runtimes show what a hook says.
     log(f"a container of {user_name(caller.account)} gets no slice: {reason}")
+    _send(connection, reason)
+
+
+def _send(connection: socket.socket, reason: str) -> None:
+    """Send the hook the sentence with which its container does not start."""
     with contextlib.suppress(OSError):
         connection.send(b"-" + reason.encode(errors="replace")[:4000])
 

@@ -1,6 +1,5 @@
 """Listens at a socket of the daemon's directory for one message of each client, with descriptors."""
 
-import asyncio
 import contextlib
 import os
 import socket
@@ -8,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fenka.workstation import admission
+from fenka.workstation.accepting import accepting
 
 
 @contextlib.contextmanager
@@ -19,26 +19,16 @@ def listening(path: Path, serve: Callable[[socket.socket], None], mode: int) -> 
         serve: Gets each connection, which does not block, and closes it.
         mode: Who may connect, as of a file.
     """
-    loop = asyncio.get_running_loop()
-
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = server.accept()
-            connection.setblocking(False)
-            serve(connection)
-
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        server.setblocking(False)
         former = os.umask(0o777 & ~mode)
         try:
             server.bind(os.fspath(path))
         finally:
             os.umask(former)
         server.listen(admission.BACKLOG)
-        loop.add_reader(server, accept)
         try:
-            yield
+            with accepting(server, serve):
+                yield
         finally:
-            loop.remove_reader(server)
             path.unlink(missing_ok=True)

@@ -193,3 +193,33 @@ def test_lease_sees_only_the_device_files_of_its_own_instances(machine: Machine)
         assert line(inside) == "inside nvidia-cap30 nvidia-cap31 True\n"
         assert len(list((machine._lease / "caps").iterdir())) == 5
         inside.kill()
+
+
+ENTER_WITHOUT_VENDOR = """
+import os, sys
+from pathlib import Path
+from fenka.isolation import sandbox
+lease = Path(sys.argv[1])
+vendors = Path("/etc/OpenCL/vendors")
+vendors.mkdir(parents=True)
+(vendors / "nvidia.icd").write_text("libnvidia-opencl.so.1")
+(vendors / "pocl.icd").write_text("libpocl.so.2")
+(vendors / "intel.icd").symlink_to("../elsewhere")
+(vendors / "more").mkdir()
+library = lease / "libnvidia-opencl.so.550.54.14"
+library.write_text("ELF")
+gone = lease / "gone"
+sandbox.enter(sandbox.LeaseMounts(lease, Path(sys.argv[2]), blocked=(library, gone),
+    unlisted=(vendors / "nvidia.icd",)))
+print("inside", *sorted(os.listdir(vendors)), (vendors / "pocl.icd").read_text(), len(library.read_bytes()),
+    os.readlink(vendors / "intel.icd"), os.access(vendors, os.W_OK), flush=True)
+input()
+"""
+
+
+def test_lease_lacks_the_files_of_drivers_that_are_not_limited(machine: Machine) -> None:
+    """Other vendors' files stay, also links and directories; outside all are there as before."""
+    with machine.start(ENTER_WITHOUT_VENDOR) as inside:
+        assert line(inside) == "inside intel.icd more pocl.icd libpocl.so.2 0 ../elsewhere False\n"
+        assert (machine._lease / "libnvidia-opencl.so.550.54.14").read_text() == "ELF"
+        inside.kill()

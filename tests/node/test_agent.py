@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fenka.dialects import base, gpushare
+from fenka.hardware import unlimited_drivers
 from fenka.isolation import account
 from fenka.node import program
 from fenka.node.lease.pod_processes import GONE_S
@@ -126,6 +127,23 @@ async def test_app_container_gets_its_lease_when_it_reuses_part_of_the_init_cont
         assert memory_limits(await node.kubelet.start_container(pod, "main")) == [
             (card(0).uuid, 2154)
         ]
+
+
+async def test_slice_has_unlimited_drivers_only_when_its_pod_says_so(library: Path) -> None:
+    """By default a slice lacks OpenCL; another value than a boolean is named at the start."""
+
+    async with on(library, 15079, 15079) as node:
+        await node.ready()
+        for name, value in (("plain", ""), ("allowed", "true"), ("wrong", "yes")):
+            annotations = {unlimited_drivers.ALLOWED: value} if value else {}
+            pod = node.asking(name, {gpushare.MEMORY: 1}, annotations=annotations)
+            if name == "wrong":
+                with pytest.raises(ContainerFailed, match="'yes': write true or false"):
+                    await node.run(pod)
+            else:
+                await node.run(pod)
+        leases = {lease.pod: lease.unlimited_drivers for lease in node.store.leases.values()}
+        assert leases == {"plain": False, "allowed": True}
 
 
 async def test_container_has_a_limit_per_card_when_it_has_several(library: Path) -> None:

@@ -21,7 +21,8 @@ def driver(root: Path) -> None:
     """The files of a driver, and of two cards."""
     libraries = root / driver_edits.LIBRARY_DIRECTORIES[0].relative_to("/")
     libraries.mkdir(parents=True)
-    for name in ("cuda", "nvidia-ml", "nvidia-ptxjitcompiler", "nvcuvid", "GLX_nvidia"):
+    names = ("cuda", "nvidia-ml", "nvidia-ptxjitcompiler", "nvcuvid", "nvidia-opencl", "GLX_nvidia")
+    for name in names:
         (libraries / f"lib{name}.so.{VERSION}").write_bytes(ELF)
     for name in ("cuda", "nvidia-ml"):
         (libraries / f"lib{name}.so.1").symlink_to(f"lib{name}.so.{VERSION}")
@@ -54,6 +55,14 @@ def test_driver_edits_have_only_the_allocated_cards(tmp_path: Path) -> None:
     )
     nvml = tmp_path / place.relative_to("/") / f"libnvidia-ml.so.{VERSION}"
     assert files.nvml_file(tmp_path) == nvml
+
+
+@pytest.mark.parametrize("unlimited", [False, True])
+def test_driver_edits_have_opencl_only_when_it_is_allowed(tmp_path: Path, unlimited: bool) -> None:
+    """It opens the card without libcuda, so no limit holds for it."""
+    driver(tmp_path)
+    made = driver_edits.driver_edits([1], VERSION, tmp_path, unlimited=unlimited)
+    assert any("opencl" in mount.target.name for mount in made.mounts) is unlimited
 
 
 def test_driver_edits_fail_with_a_sentence_when_the_driver_is_missing(tmp_path: Path) -> None:

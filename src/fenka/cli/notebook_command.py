@@ -92,7 +92,10 @@ def conceal(password: str) -> None:
             ctypes.memset(start + match.start(), ord("x"), len(secret))
 
 
-_HERE_ONLY = ("model", "no_wait", "isolation", "allow_user_namespaces", "time_limit", "numa")
+_HERE_ONLY = (
+    *("model", "no_wait", "isolation", "allow_user_namespaces", "allow_unlimited_drivers"),
+    *("time_limit", "numa"),
+)
 
 
 _OF_ALL_JOBS = {parameter.name for parameter in fields(JobOptions)}

@@ -91,6 +91,13 @@ class JobOptions:
             help="for bubblewrap, apptainer, browsers; with them a program can undo its limits",
         ),
     ] = False
+    allow_unlimited_drivers: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unlimited-drivers",
+            help="for OpenCL, Vulkan, EGL and OpenGL on the card, whose memory and time no limit covers",
+        ),
+    ] = False
     priority: Annotated[
         str,
         typer.Option(
@@ -143,6 +150,7 @@ class JobOptions:
             time_limit_s=_time_limit_s(self.time_limit),
             isolation=self.isolation,
             allow_user_namespaces=self.allow_user_namespaces,
+            allow_unlimited_drivers=self.allow_unlimited_drivers,
             team=self.team,
         )
         spec.validate()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fenka.core.errors import FenkaError
-from fenka.hardware import driver_places
+from fenka.hardware import driver_places, unlimited_drivers
 from fenka.hardware.driver_places import DriverFiles, Search
 
 LIBRARY_DIRECTORIES = (Path(f"/usr/lib/{os.uname().machine}-linux-gnu"), Path("/usr/lib64"))
@@ -62,6 +62,8 @@ def driver_edits(
     host: Path = Path("/"),
     capabilities: Iterable[Path] = (),
     driver_root: str = "",
+    *,
+    unlimited: bool = False,
 ) -> ContainerEdits:
     """Return the driver's part: the cards' device nodes and the files that `nvidia-ctk cdi generate` lists.
 
@@ -71,6 +73,7 @@ def driver_edits(
         host: The node's root, as this process sees it.
         capabilities: Device files of MIG instances.
         driver_root: Where the options say that the driver is; empty: where it is found.
+        unlimited: Include the driver's part for OpenCL, which the shim cannot limit.
 
     Raises:
         NoDriverFiles: The driver's files are not there.
@@ -86,7 +89,11 @@ def driver_edits(
             f"no libcuda.so.{version} is in the {len(search.looked)} places where drivers are"
             f"{f' ({where})' if where else ''}: name its directory in node.driverRoot of the chart"
         )
-    files = _library_files(search, driver)
+    files = {
+        name: file
+        for name, file in _library_files(search, driver).items()
+        if unlimited or not unlimited_drivers.is_unlimited(name)
+    }
     mounts = [
         Mount(file, place / alias)
         for name, file in files.items()

@@ -11,7 +11,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -220,6 +220,9 @@ NODE = "node"
 
 LINKER_CACHE = Path("/etc/ld.so.cache")
 
+NOTHING = Path(os.devnull)
+"""Covers a file that must be empty."""
+
 
 class IsolationError(FenkaError):
     """Programs cannot be isolated here."""
@@ -246,6 +249,8 @@ class LeaseMounts:
     user_namespaces: whether programs may create user namespaces.
     capabilities: the device files of its MIG instances, all in one directory; the others there are hidden.
     node_server: the socket that gives the device nodes of its cards, if they are closed to others.
+    blocked: libraries that no program may load.
+    unlisted: files that are missing from their directories.
     """
 
     directory: Path
@@ -258,6 +263,8 @@ class LeaseMounts:
     user_namespaces: bool = False
     capabilities: tuple[Path, ...] = ()
     node_server: Path | None = None
+    blocked: tuple[Path, ...] = ()
+    unlisted: tuple[Path, ...] = ()
 
 
 Bind = tuple[Path, Path]
@@ -372,6 +379,10 @@ def _mount_all(mounts: LeaseMounts) -> None:
         _mount(None, hidden, RDONLY, kind="tmpfs", data="mode=0755,size=4k")
     if mounts.capabilities:
         _hide_others(mounts.capabilities)
+    for library in mounts.blocked:
+        _block(library)
+    for directory in dict.fromkeys(file.parent for file in mounts.unlisted):
+        _unlist(directory, {file.name for file in mounts.unlisted if file.parent == directory})
     if PRELOAD.read_text() != text:
         raise IsolationError(f"{PRELOAD} could not be mounted; see `fenka doctor`")
 
@@ -386,6 +397,31 @@ def _hide_others(files: Sequence[Path]) -> None:
         target.touch()
         _mount(Path(f"/proc/self/fd/{descriptor}"), target, BIND)
         os.close(descriptor)
+    _read_only(directory)
+
+
+def _block(library: Path) -> None:
+    """Make a library unloadable, unless it has been removed since: the linker finds no ELF file."""
+    if library.exists():
+        _mount(NOTHING, library, BIND)
+
+
+def _unlist(directory: Path, hidden: Collection[str]) -> None:
+    """Cover a directory with one that has all entries but the hidden ones."""
+    names = [name for name in os.listdir(directory) if name not in hidden]
+    old = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    _mount(None, directory, 0, kind="tmpfs", data="mode=0755,size=64k")
+    for name in names:
+        source, target = Path(f"/proc/self/fd/{old}/{name}"), directory / name
+        if source.is_symlink():
+            target.symlink_to(os.readlink(source))
+            continue
+        if source.is_dir():
+            target.mkdir()
+        else:
+            target.touch()
+        _mount(source, target, BIND)
+    os.close(old)
     _read_only(directory)
 
 

@@ -127,6 +127,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         time_limit_s: Seconds after which the job is ended; None for no limit.
         isolation: How the limits are enforced.
         allow_user_namespaces: The programs may create user namespaces, in which they can undo the limits.
+        allow_unlimited_drivers: The programs of slices may use OpenCL, Vulkan, EGL and OpenGL on the card,
+            which no limit covers.
         run: Its number among the runs of this name that have left a log; 0 if it leaves none.
         team: Who its usage counts for, beside its user; empty for the user's primary group.
         eviction_grace_s: The gang or container is evicted when a request of higher priority needs its cards,
@@ -147,6 +149,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     eviction_grace_s: float | None = None
     run: int = 0
     team: str = ""
+    allow_unlimited_drivers: bool = False
 
     def validate(self) -> None:
         """Check what can be checked without a daemon. Raises InvalidRequest."""

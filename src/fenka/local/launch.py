@@ -235,9 +235,10 @@ class Launcher:
 
         In a namespace these are numbers within the lease, because programs and launchers read them with
         int(). The shim names the cards to the driver, whose order may differ from NVML's. A cooperative
-        program may start without the shim, so its cards are named here.
+        program may start without the shim, and other drivers than CUDA's are not hooked by it, so their cards
+        are named here.
         """
-        numbers = self.spec.isolation == "namespace"
+        numbers = self.spec.isolation == "namespace" and not self.spec.allow_unlimited_drivers
         return ",".join(map(str, range(len(uuids))) if numbers else uuids)
 
 

@@ -74,7 +74,14 @@ class NodeDriver:
             minors = [hardware.driver.minor(piece.card_uuid) for piece in lease.slices]
             files = [Path(file) for instance in lease.instances.values() for file in instance.files]
             version = hardware.driver.version
-            return driver_edits.driver_edits(minors, version, self._host, files, self._driver_root)
+            return driver_edits.driver_edits(
+                minors,
+                version,
+                self._host,
+                files,
+                self._driver_root,
+                unlimited=lease.unlimited_drivers,
+            )
 
         return real
 

@@ -14,6 +14,7 @@ from fenka.core.inventory import Card
 from fenka.dialects import base, gpushare, lease_records, nodes
 from fenka.dialects.lease_records import REPORT
 from fenka.dialects.mig_records import INSTANCES
+from fenka.hardware.unlimited_drivers import ALLOWED as UNLIMITED_DRIVERS
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.events import EventRecorder
 from fenka.kubernetes.eviction import add_taint, evict, remove_taint
@@ -24,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 RESET = "fenka.io/reset"
 """Node annotation, written by users: indexes of cards that they have reset. It is removed once read."""
 _READ_ANNOTATIONS = frozenset(
-    (lease_records.REQUEST, lease_records.STATUS, lease_records.REFUSED, MIRROR)
+    (lease_records.REQUEST, lease_records.STATUS, lease_records.REFUSED, MIRROR, UNLIMITED_DRIVERS)
 )
 
 

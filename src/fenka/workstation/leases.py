@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fenka.core.request import Slice
-from fenka.hardware import driver_places
+from fenka.hardware import driver_places, unlimited_drivers
 from fenka.hardware.nvml import Hardware
 from fenka.isolation import account, lease_files, proxy_install, sandbox
 from fenka.isolation.compute_feedback import ComputeFeedback, requested_compute
@@ -155,9 +155,29 @@ class Leases:
                     file for piece in job.slices for file in self._capabilities_of(piece.uuid)
                 ),
                 node_server=self.node_server,
+                **self._hidden_drivers(job),
             ),
             library_dir=self._library_dir,
         )
+
+    def _hidden_drivers(self, job: Job) -> dict[str, tuple[Path, ...]]:
+        """Return the fields of LeaseMounts that hide the parts of the driver that the shim cannot limit.
+
+        Whole cards and instances have no neighbours, and nothing is hidden from them.
+        """
+        shared = not (job.request.whole or job.spec.gpu.mig)
+        if not shared or job.spec.allow_unlimited_drivers:
+            return {}
+        beside = {file.parent for files in self._driver_files.values() for file in files}
+        if (
+            self._library_dir is not None
+        ):  # A real driver of this machine is none of the lease's cards.
+            beside.add(self._library_dir)
+            return {"blocked": tuple(unlimited_drivers.libraries(sorted(beside), None))}
+        return {
+            "blocked": tuple(unlimited_drivers.libraries(sorted(beside))),
+            "unlisted": tuple(unlimited_drivers.vendor_files()),
+        }
 
 
 def _remove_files(directory: Path) -> None:

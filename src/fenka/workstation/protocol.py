@@ -474,6 +474,7 @@ class JobView(msgspec.Struct, frozen=True):
     reason: why it is pending. violations: sentences about exceeded limits.
     unreadable_pids: processes that may be in the lease and cannot be inspected; they keep it while they live.
     allow_user_namespaces: its programs may create user namespaces, in which they can undo its limits.
+    allow_unlimited_drivers: they may use parts of the driver that its limits do not cover.
     last_active: when it last had card time, or was granted if it never had any; None if that is not known.
     refusals: how often memory beyond its slice was refused; None if that is not known.
     helps: what would let a pending job start, in sentences; only in answers to Watch.
@@ -512,6 +513,7 @@ class JobView(msgspec.Struct, frozen=True):
     violations: list[str] = []
     unreadable_pids: list[int] = []
     allow_user_namespaces: bool = False
+    allow_unlimited_drivers: bool = False
     last_active: float | None = None
     refusals: int | None = None
     helps: list[str] = []

@@ -29,6 +29,20 @@ def test_file_is_as_engines_were_seen_to_read_it() -> None:
     assert json.loads(GOLDEN.read_text()) == specification(SLICES, SMALL, NATIVE, RUNTIME)
 
 
+def test_only_whole_cards_have_drivers_that_are_not_limited() -> None:
+    """OpenCL opens the card without libcuda, so no limit of a slice holds for it."""
+    names = ("libnvidia-opencl.so.1", "libnvidia-ptxjitcompiler.so.1")
+    mounts = tuple(Mount(Path("/usr/lib") / name, Path("/usr/lib64") / name) for name in names)
+    machine = CdiMachine([15079], 1024, ContainerEdits({}, mounts))
+
+    def targets(kind: str) -> set[str]:
+        edits = specification(kind, machine, NATIVE, RUNTIME)["containerEdits"]
+        return {Path(mount["containerPath"]).name for mount in edits["mounts"]}
+
+    assert targets(CARDS) - targets(SLICES) == {"libnvidia-opencl.so.1"}
+    assert "libnvidia-ptxjitcompiler.so.1" in targets(SLICES)
+
+
 def test_sizes_go_up_to_the_largest_card() -> None:
     """A T4 of 15079 MiB has 14 units and 14 whole GiB; 256-MiB units are 58 of them."""
     t4 = CdiMachine([15079], 1024)

@@ -283,7 +283,12 @@ def _leases(snapshot: protocol.MachineSnapshot) -> Check:
     unenforced = [
         job.name
         for job in snapshot.jobs
-        if job.slices and (job.isolation == "cooperative" or job.allow_user_namespaces)
+        if job.slices
+        and (
+            job.isolation == "cooperative"
+            or job.allow_user_namespaces
+            or (job.allow_unlimited_drivers and not job.whole)
+        )
     ]
     running = sum(1 for job in snapshot.jobs if job.slices)
     waiting = len(snapshot.jobs) - running

@@ -17,6 +17,7 @@ from fenka.dialects.base import Dialect, InvalidRecord, SharedNode
 from fenka.dialects.card_records import find_container
 from fenka.dialects.mig_records import decode_places, with_instances
 from fenka.dialects.registry import DIALECTS
+from fenka.hardware import unlimited_drivers
 from fenka.node.inventory import whole_slice
 from fenka.node.kubelet.client import Claim
 from fenka.node.kubelet.plugin import StartDenied
@@ -168,7 +169,19 @@ def share_lease(
         environment,
         burst_percent=(part.burst_percent or 0) if part else 0,
         weighted=part is not None and part.weight > 0,
+        unlimited_drivers=(placement is not None and placement.whole)
+        or _allows_unlimited_drivers(pod.metadata.annotations),
     )
+
+
+def _allows_unlimited_drivers(annotations: Mapping[str, str]) -> bool:
+    """Return whether slices of the pod may use them. Raises LeaseDenied for another value than a boolean."""
+    text = annotations.get(unlimited_drivers.ALLOWED, "false")
+    if text not in ("true", "false"):
+        raise LeaseDenied(
+            f"fenka: annotation {unlimited_drivers.ALLOWED} of the pod is {text[:40]!r}: write true or false"
+        )
+    return text == "true"
 
 
 def _merged(slices: Iterable[Slice]) -> list[Slice]:
@@ -200,6 +213,7 @@ def unlimited(lease: Lease, cards: Collection[Card]) -> Lease:
         burst_percent=0,
         weighted=False,
         limits_mib={piece.uuid: memory[piece.uuid] for piece in lease.slices},
+        unlimited_drivers=True,
         environment={**lease.environment, "CGPU_DISABLE": "true"},
     )
 
@@ -214,7 +228,16 @@ def whole_lease(cards: Collection[Card], pod: Pod, container: str, ids: Iterable
     slices = [replace(piece, compute=0) for piece in holds]
     environment = {"NVIDIA_VISIBLE_DEVICES": ",".join(card.uuid for card in allocated)}
     meta = pod.metadata
-    return Lease(meta.uid, meta.namespace, meta.name, container, slices, holds, environment)
+    return Lease(
+        meta.uid,
+        meta.namespace,
+        meta.name,
+        container,
+        slices,
+        holds,
+        environment,
+        unlimited_drivers=True,
+    )
 
 
 def check_siblings(lease: Lease, siblings: Iterable[Lease]) -> None:

@@ -45,6 +45,8 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """Whether the compute of its slices is a weight. `holds` never has weights."""
     instances: dict[str, InstanceDevice] = {}
     """The MIG instances that exist for its slices, by place. Slices name an instance by its place."""
+    unlimited_drivers: bool = False
+    """Whether its container gets the driver's parts that the shim cannot limit, such as OpenCL."""
 
     @property
     def pod_name(self) -> str:

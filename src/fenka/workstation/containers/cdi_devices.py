@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fenka.core.units import card_units
+from fenka.hardware import unlimited_drivers
 from fenka.hardware.driver_edits import LIBRARY_DIRECTORIES, ContainerEdits, Mount, driver_edits
 from fenka.isolation import proxy_install
 from fenka.isolation.lease_files import read_regular_file, write_atomically
@@ -75,7 +76,8 @@ def describe(cards_mib: Sequence[int], unit_mib: int, version: str, driver_root:
         return CdiMachine(cards_mib, unit_mib)
     # All cards: which one a container gets is decided later.
     minors = (int(path.name.removeprefix("nvidia")) for path in Path("/dev").glob("nvidia[0-9]*"))
-    return CdiMachine(cards_mib, unit_mib, driver_edits(minors, version, driver_root=driver_root))
+    edits = driver_edits(minors, version, driver_root=driver_root, unlimited=True)
+    return CdiMachine(cards_mib, unit_mib, edits)
 
 
 def files() -> dict[str, Path]:
@@ -140,7 +142,7 @@ def specification(kind: str, machine: CdiMachine, native: Path, runtime: Runtime
     edits: dict[str, Any] = {
         # NVIDIA's toolkit, where it is the default runtime, gives a container all cards otherwise.
         "env": ["NVIDIA_VISIBLE_DEVICES=void"],
-        "mounts": [_place(), *(mount.spec() for mount in _mounts(machine, native))],
+        "mounts": [_place(), *(mount.spec() for mount in _mounts(kind, machine, native))],
     }
     if machine.driver.devices:
         edits["deviceNodes"] = [{"path": str(path)} for path in machine.driver.devices]
@@ -176,12 +178,14 @@ def _place() -> dict[str, Any]:
     }
 
 
-def _mounts(machine: CdiMachine, native: Path) -> Iterator[Mount]:
+def _mounts(kind: str, machine: CdiMachine, native: Path) -> Iterator[Mount]:
     yield Mount(native / PRELOAD.name, PRELOAD)
     for directory in LIBRARY_DIRECTORIES:
         for name in proxy_install.LIBRARIES:
             yield Mount(native / "proxy" / name, directory / name)
-    yield from machine.driver.mounts
+    for mount in machine.driver.mounts:
+        if kind == CARDS or not unlimited_drivers.is_unlimited(mount.target.name):
+            yield mount
 
 
 def _hook(device: str, native: Path, runtime: Runtime) -> dict[str, Any]:

@@ -146,6 +146,7 @@ def _job(
         violations=sample.violations.get(job.id, []),
         unreadable_pids=scan.unreadable.get(job.id, []),
         allow_user_namespaces=job.spec.allow_user_namespaces,
+        allow_unlimited_drivers=job.spec.allow_unlimited_drivers,
         last_active=_last_active(job, sample),
         refusals=None if pending else _refused(runtime, job),
         helps=rehearsals.sentences(outlook.helps.get(job.queue_id, NO_HELPS)) if pending else [],

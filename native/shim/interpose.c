@@ -34,7 +34,8 @@ static const struct {
 /* The hook of that name, or FUNCTIONS. The first test rejects nearly all names that programs look up. */
 static enum function find_hook(const char *name) {
     bool cuda = name && name[0] == 'c' && name[1] == 'u';
-    if (!cuda && !(name && (text_begins(name, "nvmlD") || text_begins(name, "nvmlInt"))))
+    if (!cuda &&
+        !(name && (text_begins(name, "nvmlD") || text_begins(name, "nvmlInt") || text_begins(name, "nvmlSystemGetT"))))
         return FUNCTIONS;
     size_t length = text_length(name);
     for (enum function f = 0; f < FUNCTIONS; f++)

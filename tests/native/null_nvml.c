@@ -127,3 +127,25 @@ nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id) {
     *table = slots;
     return NVML_SUCCESS;
 }
+
+/* All cards but this one are near it, and all are near every CPU. */
+static nvmlReturn_t cards_but(unsigned int one, unsigned int *count, nvmlDevice_t *devices) {
+    unsigned int found = 0;
+    for (unsigned int card = 0; card < card_count(); card++)
+        if (card != one) {
+            if (found < *count)
+                devices[found] = (nvmlDevice_t)&handles[card];
+            found++;
+        }
+    *count = found;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, nvmlGpuTopologyLevel_t level, unsigned int *count,
+                                              nvmlDevice_t *devices) {
+    return cards_but(index_of(device), count, devices);
+}
+
+nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned int cpu, unsigned int *count, nvmlDevice_t *devices) {
+    return cards_but(99, count, devices);
+}

@@ -66,6 +66,21 @@ def test_other_cards_are_not_found(reversed_lease: Lease) -> None:
     assert seen == [none, CARDS[1], CARDS[2], none] * 2
 
 
+def test_cards_found_by_their_place_are_those_of_the_lease(reversed_lease: Lease) -> None:
+    """Near another card, and near a CPU: the number, all of them, and as many as there is room for."""
+    seen = nvml(
+        reversed_lease,
+        "[[uuid(h) for h in n.nvmlDeviceGetTopologyNearestGpus(by_index(0), 30)],"
+        " [uuid(h) for h in n.nvmlSystemGetTopologyGpuSet(0)], one(0), one(1)]",
+        prelude="import ctypes\n"
+        "def one(room):\n"
+        "    count, found = ctypes.c_uint(room), (n.c_nvmlDevice_t * 4)()\n"
+        "    code = n._nvmlGetFunctionPointer('nvmlSystemGetTopologyGpuSet')(0, ctypes.byref(count), found)\n"
+        "    return [code, count.value]\n",
+    )
+    assert seen == [[CARDS[1]], [CARDS[1], CARDS[2]], [0, 2], [0, 1]]
+
+
 @pytest.mark.parametrize("version", ["None", "n.nvmlMemory_v2"])
 def test_memory_is_the_slice_of_all_processes(lease: Lease, version: str) -> None:
     """Total, used and free agree with cuMemGetInfo, in both versions of the question."""

@@ -80,11 +80,22 @@ def test_failed_exec_is_reported_after_the_grant(start: Start, tmp_path: Path) -
     program = tmp_path / "program"
     program.write_bytes(b"\x7fELF no more")
     program.chmod(0o755)
-    _, receive = start(["--gpu-mem", "1", "--", str(program)])
+    process, receive = start(["--gpu-mem", "1", "--", str(program)])
     assert lines(receive) == [
         "started",
         f"failed: {program} cannot be started: Exec format error",
     ]
+    process.communicate()
+    assert process.returncode == 126
+
+
+def test_script_without_an_interpreter_is_the_shell_s(t4: Workstation, tmp_path: Path) -> None:
+    """execvp(3) and shells run such a file; it keeps its arguments and its exit code."""
+    script = tmp_path / "train"
+    script.write_text('echo "$0 $1 $2"; exit 3')
+    script.chmod(0o755)
+    ran = t4.fenka("run", "--gpu-mem", "1", "--", str(script), "a b", "c")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (3, f"{script} a b c\n", "")
 
 
 def test_program_starts_when_nobody_reads(t4: Workstation) -> None:

@@ -176,6 +176,15 @@ def test_slice_is_free_when_a_process_of_its_job_is_left_over(t4: Workstation) -
 
 
 @pytest.mark.timeout(300)
+def test_job_is_marked_when_its_environment_leads_to_the_driver(t4: Workstation) -> None:
+    """The directory of the driver's own files can be named, as an image's ENV does; the memory shows."""
+    past = ("env", "LD_PRELOAD=libc.so.6", "LD_LIBRARY_PATH=/run/fenka/driver")
+    cheat = t4.run("--gpu-mem", "4", "--name", "cheat", "--", *past, *HOLD, "9000")
+    assert cheat.report()["cards"][0]["result"] == 0
+    eventually(lambda: any("holds " in text for text in jobs(t4)["cheat"].violations))
+
+
+@pytest.mark.timeout(300)
 def test_job_is_marked_when_it_exceeds_its_limit(t4: Workstation) -> None:
     """A job that has undone its cooperative limit is marked, with its use and what to do."""
     words = ("--gpu-mem", "4", "--isolation", "cooperative", "--name", "cheat", "--")

@@ -5,7 +5,9 @@ The process that requests a gang's leases becomes its supervisor; each member is
 """
 
 import contextlib
+import errno
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +19,13 @@ from typing import NoReturn, TypeVar
 import msgspec
 
 from fenka import procfs
-from fenka.core.errors import INVALID_INPUT, PROGRAM_NOT_FOUND, TEMPORARY_FAILURE, FenkaError
+from fenka.core.errors import (
+    INVALID_INPUT,
+    NOT_EXECUTABLE,
+    PROGRAM_NOT_FOUND,
+    TEMPORARY_FAILURE,
+    FenkaError,
+)
 from fenka.isolation import lease_files, sandbox
 from fenka.jobs.job_spec import JobSpec
 from fenka.jobs.notebook import LOOPBACK, taken_port
@@ -38,6 +46,9 @@ RECONNECT_S = 0.5
 
 PATIENCE_S = 5.0
 """Until a pending request whose daemon went away reports that root has to start the next one."""
+
+SHELL = "/bin/sh"
+_FIRST_LINE_BYTES = 256
 
 TERMINAL = ("TERM", "COLORTERM", "LINES", "COLUMNS")
 """Variables that describe this terminal, which is not the one that the program was started from."""
@@ -429,13 +440,29 @@ def bind_cpus(near: str) -> None:
 
 
 def execute(command: list[str], environment: Mapping[str, str]) -> NoReturn:
-    """Become this program. Raises JobNotStarted."""
+    """Become this program; for a script without `#!` the shell, like execvp(3). Raises JobNotStarted."""
     try:
         os.execvpe(command[0], command, environment)
     except OSError as why:
-        raise JobNotStarted(
-            f"{command[0]} cannot be started: {why.strerror}", PROGRAM_NOT_FOUND
-        ) from None
+        reason = why
+    script = shutil.which(command[0], path=environment.get("PATH"))
+    if reason.errno == errno.ENOEXEC and script and _is_text(script):
+        os.execve(SHELL, [SHELL, script, *command[1:]], environment)
+    missing = reason.errno in (errno.ENOENT, errno.ENOTDIR)
+    raise JobNotStarted(
+        f"{command[0]} cannot be started: {reason.strerror}",
+        PROGRAM_NOT_FOUND if missing else NOT_EXECUTABLE,
+    )
+
+
+def _is_text(path: str) -> bool:
+    """Return whether a file may be a script: shells do not run one whose first line has a null byte."""
+    try:
+        with open(path, "rb") as file:
+            line = file.read(_FIRST_LINE_BYTES).partition(b"\n")[0]
+    except OSError:
+        return False
+    return b"\0" not in line and not line.startswith(b"\x7fELF")
 
 
 def _await_grant(

@@ -204,7 +204,7 @@ def test_reason_is_shown_when_a_program_cannot_be_started(service: Service, tmp_
     """The file exists and is no program."""
     (tmp_path / "serve").touch()
     service.serve("v1", command=[str(tmp_path / "serve"), "now"])
-    reason = f"ended with exit code 127: {tmp_path}/serve cannot be started: Permission denied"
+    reason = f"ended with exit code 126: {tmp_path}/serve cannot be started: Permission denied"
     eventually(lambda: reason in service.station.ok("serve", "get", "--local", "bert"))
 
 

@@ -132,9 +132,10 @@ def _running(
 
 def _get(url: str, path: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.netloc, timeout=DEADLINE_S)
+    connection = http.client.HTTPConnection("127.0.0.1", parts.port, timeout=DEADLINE_S)
     token = parts.fragment.removeprefix("token=")
-    connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
+    headers = {"Host": parts.netloc, "Authorization": f"Bearer {token}"}
+    connection.request("GET", path, headers=headers)
     return connection, connection.getresponse()
 
 

@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -37,16 +38,18 @@ class Page:
         self.token = self.parts.fragment.removeprefix("token=")
 
     def connect(self) -> http.client.HTTPConnection:
-        """Connect to it."""
-        assert self.parts.hostname
+        """Connect to it. Browsers resolve its name themselves; Python asks the system, which may not."""
         assert self.parts.port
-        return http.client.HTTPConnection(self.parts.hostname, self.parts.port, timeout=60)
+        return http.client.HTTPConnection("127.0.0.1", self.parts.port, timeout=60)
 
     def ask(
         self, path: str, body: Any = None, *, method: str = "", token: str | None = None
     ) -> tuple[int, bytes]:
         """Send one request to a path below the page. Return the status and the body of its answer."""
-        headers = {"Authorization": f"Bearer {self.token if token is None else token}"}
+        headers = {
+            "Host": self.parts.netloc,
+            "Authorization": f"Bearer {self.token if token is None else token}",
+        }
         text = None if body is None else json.dumps(body)
         if text is not None:
             headers["Content-Type"] = "application/json"
@@ -77,7 +80,7 @@ class Page:
     def worlds(self) -> Iterator[Any]:
         """Yield the messages of the stream."""
         with contextlib.closing(self.connect()) as connection:
-            headers = {"Authorization": f"Bearer {self.token}"}
+            headers = {"Host": self.parts.netloc, "Authorization": f"Bearer {self.token}"}
             connection.request("GET", f"{self.parts.path}api/live", headers=headers)
             answer = connection.getresponse()
             while line := answer.readline():
@@ -356,7 +359,7 @@ def test_bad_input_gets_one_sentence(station: Workstation) -> None:
     refused(station.fenka("dashboard", "--prefix", "/a//b"), 2, r"invalid --prefix '/a//b': .*")
 
 
-def test_port_is_the_next_free_one_unless_it_is_given(station: Workstation) -> None:
+def test_port_is_a_free_one_unless_it_is_given(station: Workstation) -> None:
     """A port that another program has is named in the sentence."""
     station.start("--simulate", "T4")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -366,12 +369,39 @@ def test_port_is_the_next_free_one_unless_it_is_given(station: Workstation) -> N
             2,
             rf"port {port} of 127.0.0.1 cannot be used \(Address already in use\): .*",
         )
-    with contextlib.ExitStack() as opened:
-        with contextlib.suppress(OSError):
-            opened.enter_context(socket.create_server(("127.0.0.1", 8250)))
-        with dashboard(station) as page:
-            assert page.parts.port
-            assert page.parts.port > 8250
+
+
+def test_name_is_new_when_the_dashboard_starts_again(t4: Workstation) -> None:
+    """So what a browser keeps for one server goes to no other; names that can be guessed are refused."""
+    port = str(free_port())
+    names = set()
+    for _ in range(2):
+        with dashboard(t4, "--port", port) as page:
+            assert page.parts.hostname
+            names.add(page.parts.hostname)
+            assert re.fullmatch(r"[0-9a-f]{32}\.localhost", page.parts.hostname)
+            for name in ("127.0.0.1", "localhost", f"{'0' * 32}.localhost"):
+                with contextlib.closing(page.connect()) as connection:
+                    headers = {"Authorization": f"Bearer {page.token}", "Host": f"{name}:{port}"}
+                    connection.request("GET", "/", headers=headers)
+                    assert connection.getresponse().status == 421
+    assert len(names) == 2
+
+
+def test_unix_socket_serves_the_page_when_ssh_forwards_to_it(t4: Workstation) -> None:
+    """The sentence names it; only its user can enter it, and it is gone with the dashboard."""
+    with dashboard(t4) as page:
+        path = t4.root / "dashboard.sock"
+        said = t4.fenka("dashboard", "--no-open")
+        assert f"`ssh -L {page.parts.port}:{path} " in said.stderr
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with contextlib.closing(page.connect()) as connection:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.connect(str(path))
+            headers = {"Authorization": f"Bearer {page.token}", "Host": page.parts.netloc}
+            connection.request("GET", "/api/world", headers=headers)
+            assert connection.getresponse().status == 200
+    assert not path.exists()
 
 
 def test_ctrl_c_ends_it_when_the_daemon_hangs(station: Workstation) -> None:

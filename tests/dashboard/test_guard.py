@@ -1,6 +1,7 @@
 """Each fence of the dashboard alone: all others would let the request through."""
 
 import asyncio
+import hmac
 import json
 import logging
 from collections.abc import AsyncGenerator
@@ -183,3 +184,16 @@ async def test_nothing_of_the_token_is_logged(caplog: pytest.LogCaptureFixture) 
         await page.ask("api/world", token=TOKEN[:-1])
         await page.ask(f"api/world?token={TOKEN}", token="")
     assert TOKEN[:-1] not in caplog.text
+
+
+async def test_server_proves_that_it_has_the_token_when_it_is_challenged() -> None:
+    """Without being told the token: an HMAC of what the page has drawn."""
+    challenge = "0123456789abcdef" * 2
+    async with served(MACHINE) as page:
+        status, body, _ = await page.ask(f"api/proof?challenge={challenge}", token="")
+        expected = hmac.new(TOKEN.encode(), f"fenka dashboard {challenge}".encode(), "sha256")
+        assert (status, json.loads(body)) == (200, {"proof": expected.hexdigest()})
+        for wrong in ("", "0" * 31, "0" * 65, "G" * 32, "%00" * 32):
+            assert (await page.ask(f"api/proof?challenge={wrong}", token=""))[0] == 400
+        for path in ("api/proof/", "api/proofs", "api/proof/../world"):
+            assert (await page.ask(path, token=""))[0] in (401, 404)

@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from fenka.dashboard import stream
-from fenka.dashboard.stream import PING, QUEUED, Fanout
+from fenka.dashboard.stream import END, PING, QUEUED, Fanout
 from tests.dashboard.machines import machine, program, served
 
 
@@ -57,15 +57,16 @@ async def test_viewer_is_pinged_when_nothing_happens(monkeypatch: pytest.MonkeyP
 
 
 async def test_streams_end_when_the_server_does() -> None:
-    """A viewer that waits is ended, too."""
+    """A viewer that waits is ended, too, and told so first: its page then asks nobody at this address."""
     fanout = Fanout()
     async with aclosing(fanout.frames()) as frames:
         await anext(frames)
         waiting = asyncio.create_task(anext(frames))
         await asyncio.sleep(0)
         fanout.close()
+        assert await waiting == END
         with pytest.raises(StopAsyncIteration):
-            await waiting
+            await anext(frames)
 
 
 async def test_stream_is_read_as_events_of_a_browser() -> None:

@@ -23,8 +23,10 @@ def station() -> Iterator[Workstation]:
 
 
 @contextmanager
-def _dashboard(station: Workstation, *options: str) -> Iterator[str]:
-    """Run `fenka dashboard`, and yield the address that it prints."""
+def dashboard_process(
+    station: Workstation, *options: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `fenka dashboard`, and yield it with the address that it prints."""
     with subprocess.Popen(
         [station.interpreter, "-m", "fenka", "dashboard", "--no-open", *options],
         env=station.environment,
@@ -33,9 +35,16 @@ def _dashboard(station: Workstation, *options: str) -> Iterator[str]:
     ) as process:
         try:
             assert process.stdout
-            yield process.stdout.readline().strip()
+            yield process, process.stdout.readline().strip()
         finally:
             process.terminate()
+
+
+@contextmanager
+def _dashboard(station: Workstation, *options: str) -> Iterator[str]:
+    """Run `fenka dashboard`, and yield the address that it prints."""
+    with dashboard_process(station, *options) as (_, url):
+        yield url
 
 
 def _hold(station: Workstation, name: str, mib: int = 4307) -> Program:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from fenka.dashboard.guard import proof
 from fenka.views.board import Fleet, WhatIf, WhatIfAnswer, World
 from tools.page import worlds
 
@@ -19,7 +20,7 @@ PAGE = Path(__file__).parents[2] / "src" / "fenka" / "_web"
 TOKEN = "a-token-of-the-tests"
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
@@ -68,6 +69,7 @@ class PageServer:
             "logs/{id}": self._logs,
         }
         app.add_routes([web.get(f"/api/{path}", self._guarded(verb)) for path, verb in api.items()])
+        app.router.add_get("/api/proof", self._prove)
         app.router.add_post("/api/what-if", self._guarded(self._what_if))
         app.router.add_post("/api/{verb:stop|resize|prioritize}/{id}", self._guarded(self._change))
         app.router.add_get("/{path:.*}", self._file)
@@ -87,6 +89,9 @@ class PageServer:
             return await verb(request)
 
         return guarded
+
+    async def _prove(self, request: web.Request) -> web.Response:
+        return web.json_response({"proof": proof(self.token, request.query["challenge"])})
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -3,10 +3,14 @@
 Each fence stands alone. A page of another site cannot read the token, and its Origin is refused. A name that
 was rebound to this machine is refused by its Host, and has no token either. There is no cookie, which
 browsers would send to all ports of a host.
+
+A server proves that it is the one that a page came from: it answers a challenge with its HMAC by the token.
+So the page sends neither the token nor anything else to a program that has taken the port meanwhile.
 """
 
 import hmac
 import json
+import re
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -15,11 +19,22 @@ from aiohttp import web
 
 MAX_BODY_BYTES = 64 << 10
 
+PROOF = "proof"
+"""The path below `api/` that proves who the server is. It needs no token, and tells nothing of it."""
+
+PROOF_CONTEXT = "fenka dashboard "
+"""Stands before each challenge, so that a proof is of no use elsewhere."""
+
+_CHALLENGE = re.compile("[0-9a-f]{32,64}")
+
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+
+ANY_LOCALHOST = ".localhost"
+"""Among the names of a server: all names that end so. No other machine's name can be one of them."""
 
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
@@ -61,7 +76,7 @@ class Guard:
     def check(self, request: web.Request) -> None:
         """Raise AnswerRefused if the request is not from the page of somebody who has the token."""
         authority = request.headers.get("Host", "")
-        if _name(authority) not in self.hosts:
+        if not self._is_called(_name(authority)):
             raise AnswerRefused(
                 421,
                 "this server is not called that: use the address that `fenka dashboard` printed, or "
@@ -74,12 +89,28 @@ class Guard:
             raise AnswerRefused(405, "this server answers GET and POST only")
         if request.method == "POST" and request.content_type != "application/json":
             raise AnswerRefused(415, "the body must be application/json")
-        if self.token and request.path.startswith(self.api) and not self._has_token(request):
+        if self._needs_token(request.path) and not self._has_token(request):
             raise AnswerRefused(
                 401,
                 "the token is missing or of an earlier start: open the address that `fenka dashboard` "
                 "prints",
             )
+
+    def _is_called(self, name: str) -> bool:
+        below_localhost = ANY_LOCALHOST in self.hosts and name.endswith(ANY_LOCALHOST)
+        return name in self.hosts or below_localhost
+
+    async def prove(self, request: web.Request) -> web.Response:
+        """Answer a challenge. Raises AnswerRefused where there is no token, and for what is no challenge."""
+        if not self.token:
+            raise AnswerRefused(404, "this server has no token by which it could prove who it is")
+        challenge = request.query.get("challenge", "")
+        if not _CHALLENGE.fullmatch(challenge):
+            raise AnswerRefused(400, "challenge has 32 to 64 hexadecimal digits")
+        return web.json_response({"proof": proof(self.token, challenge)})
+
+    def _needs_token(self, path: str) -> bool:
+        return bool(self.token) and path.startswith(self.api) and path != f"{self.api}{PROOF}"
 
     def _has_token(self, request: web.Request) -> bool:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
@@ -102,6 +133,11 @@ class Guard:
             return problem(404, "there is nothing here")
         except web.HTTPMethodNotAllowed:
             return problem(405, "this cannot be done here")
+
+
+def proof(token: str, challenge: str) -> str:
+    """Return what only who has the token can say of a challenge."""
+    return hmac.new(token.encode(), f"{PROOF_CONTEXT}{challenge}".encode(), "sha256").hexdigest()
 
 
 async def add_headers(_: web.BaseRequest, response: web.StreamResponse) -> None:

@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.dashboard.cluster_live import ClusterLive
 from fenka.dashboard.cluster_pages import ClusterPages
-from fenka.dashboard.guard import LOOPBACK_NAMES, Guard
+from fenka.dashboard.guard import ANY_LOCALHOST, LOOPBACK_NAMES, Guard
 from fenka.dashboard.live import Live
 from fenka.dashboard.loss_curves import LossReaders
 from fenka.dashboard.machine_pages import MachinePages
@@ -31,14 +31,14 @@ from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.kube_config import ACCOUNT
 from fenka.local.machine_board import Viewer
 from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
+from fenka.server.loopback_name import new_name
 from fenka.workstation import paths
 from fenka.workstation.protocol import SIGNALS
 
-FIRST_PORT = 8250
-PORTS = 100
-"""Ports that are tried from the first one on, if none is given."""
-
 TOKEN_BYTES = 32
+
+_RESOLVED = frozenset({"127.0.0.1", "::1", "0.0.0.0", "::"})
+"""Addresses at which browsers find a server whose name ends with `.localhost`."""
 
 MIN_SECRET = 16
 """Characters of a proxy's secret."""
@@ -59,7 +59,7 @@ class DashboardOptions:
     """How the page is served.
 
     Attributes:
-        port: None for the first free one.
+        port: None for a free one, drawn by the kernel.
         listen: the IP address; other machines reach the page only if it is not a loopback address.
         hosts: further names by which browsers may call this server, as behind a proxy.
         prefix: the path below which all is served, for proxies that do not remove it.
@@ -104,16 +104,31 @@ class DashboardOptions:
         return f"/{inner}/" if inner else "/"
 
     @property
-    def names(self) -> frozenset[str]:
-        """Return the names by which browsers may call this server."""
-        own = {self.listen, *(host.lower() for host in self.hosts)}
-        return LOOPBACK_NAMES | own
+    def has_own_name(self) -> bool:
+        """Return whether browsers call this server by a name that nobody can guess, new at each start.
+
+        A person's own dashboard has one. The others are called by their proxy's or their forwarder's name.
+        """
+        return self.auth == "token" and self.listen in _RESOLVED
+
+    def names(self, own_name: str) -> frozenset[str]:
+        """Return the names by which browsers may call this server.
+
+        own_name: the one that nobody can guess; empty for none.
+        """
+        named = frozenset(host.lower() for host in self.hosts)
+        if not own_name:
+            return named | LOOPBACK_NAMES | {self.listen, ANY_LOCALHOST}
+        # What browsers keep for 127.0.0.1 would be there for each server after this one.
+        return named | {own_name}
 
 
-def serve(options: DashboardOptions, announce: Callable[[str], None]) -> None:
+Announce = Callable[[str, Path | None], None]
+"""Is called with the URL, with its token, and the Unix socket, if there is one, once browsers can connect."""
+
+
+def serve(options: DashboardOptions, announce: Announce) -> None:
     """Serve this machine until a signal. Another dashboard of this user is announced instead.
-
-    announce: is called with the URL, with its token, once browsers can connect.
 
     Raises CannotServe, OSError.
     """
@@ -127,20 +142,22 @@ def serve(options: DashboardOptions, announce: Callable[[str], None]) -> None:
         )
     with _claim() as file:
         if file is None:
-            announce(_url_of_other())
+            announce(_url_of_other(), _socket_of_other())
             return
-        with _listen(options) as listening:
-            token = secrets.token_urlsafe(TOKEN_BYTES)
-            url = _url(options, listening, token)
+        with _listen(options) as listening, _listen_at(_socket_path()) as local:
+            token, name = secrets.token_urlsafe(TOKEN_BYTES), _new_name(options)
+            url = _url(options, listening, token, name)
+            guard = Guard(token, options.names(name), f"{options.path}api/")
             os.ftruncate(file, 0)
             os.pwrite(file, f"{url}\n".encode(), 0)
             runtime = paths.current()
             look = partial(look_around, losses=LossReaders())
             shown = Live(runtime, Viewer(os.geteuid(), acts=not options.read_only), look)
             pages = MachinePages(runtime, shown, page_files(), acts=not options.read_only)
-            ready = partial(announce, url)
+            ready = partial(announce, url, _socket_path() if local else None)
+            sockets = [listening.dup(), *([local.dup()] if local else [])]
             try:
-                asyncio.run(_serve(options, listening.dup(), token, pages, shown.run(), ready))
+                asyncio.run(_serve(options, sockets, guard, pages, shown.run(), ready))
             finally:
                 os.ftruncate(file, 0)
 
@@ -149,7 +166,7 @@ def serve_cluster(
     options: DashboardOptions,
     kubeconfig: Path | None,
     context: str | None,
-    announce: Callable[[str], None],
+    announce: Announce,
     metering: MeterOptions = NOT_METERED,
 ) -> None:
     """Serve a cluster until a signal, with the rights of the kubeconfig's user or the pod's account.
@@ -176,10 +193,12 @@ def serve_cluster(
             meter = UsageMeter(metering.usage_file, metering) if metering.usage_file else None
             shown = ClusterLive(api, context or api.server, meter=meter)
             token = secrets.token_urlsafe(TOKEN_BYTES) if options.auth == "token" else ""
-            ready = partial(announce, _url(options, listening, token))
+            name = _new_name(options)
+            ready = partial(announce, _url(options, listening, token, name), None)
+            guard = Guard(token, options.names(name), f"{options.path}api/")
             pages = ClusterPages(shown, page_files(), prometheus, _sign_in(options, api))
             async with _serve_usage(meter, metering.usage_port):
-                await _serve(options, listening.dup(), token, pages, shown.run(), ready)
+                await _serve(options, [listening.dup()], guard, pages, shown.run(), ready)
 
     with _listen(options) as listening:
         asyncio.run(run(listening))
@@ -218,8 +237,8 @@ async def _serve_usage(meter: UsageMeter | None, port: int) -> AsyncIterator[Non
 
 async def _serve(
     options: DashboardOptions,
-    listening: socket.socket,
-    token: str,
+    listening: Sequence[socket.socket],
+    guard: Guard,
     pages: PageServer,
     following: Coroutine[Any, Any, None],
     ready: Callable[[], None],
@@ -227,11 +246,11 @@ async def _serve(
     stopped = asyncio.Event()
     for number in SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    guard = Guard(token, options.names, f"{options.path}api/")
     task = asyncio.create_task(following)
     task.add_done_callback(lambda _: stopped.set())
     try:
-        async with serve_app(pages.app(guard, options.path), listening, HttpListener()):
+        app, first, others = pages.app(guard, options.path), listening[0], listening[1:]
+        async with serve_app(app, first, HttpListener(), others=others):
             ready()
             await stopped.wait()
             pages.source.fanout.close()
@@ -276,35 +295,60 @@ def _url_of_other() -> str:
 
 @contextlib.contextmanager
 def _listen(options: DashboardOptions) -> Iterator[socket.socket]:
-    """Listen on the port, or on the first free one. Raises CannotServe."""
-    ports = range(FIRST_PORT, FIRST_PORT + PORTS) if options.port is None else [options.port]
-    for port in ports:
+    """Listen on the port, or on one that the kernel draws. Raises CannotServe."""
+    try:
+        listening = listening_socket(options.listen, options.port or 0)
+    except OSError as why:
+        # asyncio's sentence has the address again.
+        problem = os.strerror(why.errno or 0)
+        place = f"port {options.port} of {options.listen}" if options.port else options.listen
+        helps = "another --port, or none for a free one" if options.port else "another --listen"
+        raise CannotServe(f"{place} cannot be used ({problem}): name {helps}") from None
+    with listening:
+        yield listening
+
+
+def _socket_path() -> Path:
+    return paths.dashboard_file().with_suffix(".sock")
+
+
+def _socket_of_other() -> Path | None:
+    path = _socket_path()
+    return path if path.is_socket() else None
+
+
+@contextlib.contextmanager
+def _listen_at(path: Path) -> Iterator[socket.socket | None]:
+    """Listen on a Unix socket that only this user can enter; None where there can be none.
+
+    Nobody else can take its place when the dashboard has ended, as its directory is this user's.
+    """
+    with contextlib.ExitStack() as opened:
+        listening = opened.enter_context(socket.socket(socket.AF_UNIX))
+        mask = os.umask(0o177)
         try:
-            listening = listening_socket(options.listen, port)
-        except OSError as why:
-            # asyncio's sentence has the address again.
-            problem = os.strerror(why.errno or 0)
-            continue
-        with listening:
-            yield listening
-        return
-    if options.port is None:
-        raise CannotServe(
-            f"no port from {FIRST_PORT} to {FIRST_PORT + PORTS - 1} is free on {options.listen} "
-            f"({problem}): name one with --port"
-        )
-    raise CannotServe(
-        f"port {options.port} of {options.listen} cannot be used ({problem}): name another --port, or none "
-        "for a free one"
-    )
+            path.unlink(missing_ok=True)
+            listening.bind(str(path))
+        except OSError:
+            # The path is too long, or its file system has no sockets. The port is there in any case.
+            yield None
+            return
+        finally:
+            os.umask(mask)
+        opened.callback(path.unlink, missing_ok=True)
+        listening.listen()
+        yield listening
 
 
-def _url(options: DashboardOptions, listening: socket.socket, token: str) -> str:
+def _new_name(options: DashboardOptions) -> str:
+    return new_name() if options.has_own_name else ""
+
+
+def _url(options: DashboardOptions, listening: socket.socket, token: str, own_name: str) -> str:
     """Return the address that the user opens. Browsers never send the part after # to any server."""
     address = ipaddress.ip_address(options.listen)
-    host = options.hosts[0] if options.hosts else str(address)
-    if address.is_unspecified and not options.hosts:
-        host = "127.0.0.1"
+    host = "127.0.0.1" if address.is_unspecified else str(address)
+    host = options.hosts[0] if options.hosts else own_name or host
     host = f"[{host}]" if ":" in host else host
     fragment = f"#token={token}" if token else ""
     return f"http://{host}:{listening.getsockname()[1]}{options.path}{fragment}"

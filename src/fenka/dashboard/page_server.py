@@ -1,6 +1,7 @@
 """The dashboard's HTTP server: the page, what it reads, and what its user may change.
 
 - GET `api/live`: server-sent events, each a `world`.
+- GET `api/proof?challenge=HEX`: proves that the server has the page's token.
 - GET `api/world`: the last of them.
 - GET `api/program/ID`: one program in full.
 - GET `api/history?program=ID` or `?card=ID`, `&span=SECONDS`: figures over time.
@@ -24,7 +25,7 @@ from aiohttp import hdrs, web
 
 from fenka.core.metering import DAY_S
 from fenka.core.request import ComputeMode
-from fenka.dashboard.guard import MAX_BODY_BYTES, AnswerRefused, Guard, Handler, add_headers
+from fenka.dashboard.guard import MAX_BODY_BYTES, PROOF, AnswerRefused, Guard, Handler, add_headers
 from fenka.dashboard.stream import Fanout
 from fenka.history.series import UsageGroup
 from fenka.server.listener import LISTENER
@@ -134,7 +135,8 @@ class PageServer(ABC):
         )
         app.on_response_prepare.append(add_headers)
         app.on_shutdown.append(self._end_streams)
-        read = {
+        read: dict[str, Handler] = {
+            PROOF: guard.prove,
             "live": self.follow,
             "world": self.world,
             "program/{id}": self.program,

@@ -12,6 +12,9 @@ PING_S = 15.0
 
 PING = b": ping\n\n"
 
+END = b"event: end\ndata: {}\n\n"
+"""The last message: the server ends, and the page need not ask at its address again."""
+
 
 class Fanout:
     """The viewers of one server. `publish` never waits for any of them."""
@@ -56,6 +59,7 @@ class Fanout:
                     yield PING
                 for frame in viewer.take():
                     yield frame
+            yield END
         finally:
             self._viewers.discard(viewer)
 

@@ -10,7 +10,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -298,8 +298,9 @@ async def serve_app(
     listener: HttpListener | None = None,
     *,
     keep_alive_s: float = 15,
+    others: Sequence[socket.socket] = (),
 ) -> AsyncIterator[None]:
-    """Serve the application on this socket while the block runs."""
+    """Serve the application on this socket, and on the others, while the block runs."""
     app[LISTENER] = listener = listener or HttpListener()
     app.middlewares.insert(0, _answered)
     runner = web.AppRunner(
@@ -314,11 +315,12 @@ async def serve_app(
     await runner.setup()
     assert runner.server is not None
     listener.server = runner.server
-    accepting = asyncio.create_task(listener.run(listening))
+    accepting = [asyncio.create_task(listener.run(place)) for place in (listening, *others)]
     try:
         yield
     finally:
-        accepting.cancel()
-        await asyncio.gather(accepting, return_exceptions=True)
+        for task in accepting:
+            task.cancel()
+        await asyncio.gather(*accepting, return_exceptions=True)
         await runner.cleanup()
         listener.close()

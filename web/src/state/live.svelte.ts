@@ -1,11 +1,17 @@
 /** The stream of what is there now. */
 import { MESSAGES, type CardTile, type Fleet, type WaitingLine, type World } from "../messages";
-import { read, Refused } from "./api";
+import { readLive, Refused } from "./api";
+import { token } from "./token";
+import { ENCRYPTED, trust, Unproven } from "./trust";
 
 /** After this time without a message the page says how old it is. */
 const STALE_MS = 5000;
 const BACK_OFF_MS = [500, 1000, 2000, 4000, 8000];
 const RELOADED = "fenka reloaded for messages";
+
+const ENDED = "the dashboard has ended: run `fenka dashboard` again, and open the address that it prints";
+const STRANGER = "another server answers at this address now: run `fenka dashboard` again, and open the address that it prints";
+const WRONG_TOKEN = "the token is missing or of an earlier start: open the address that `fenka dashboard` prints";
 
 class Live {
   world = $state.raw<World>();
@@ -16,25 +22,40 @@ class Live {
   problem = $state("");
   /** Whether the server knows no such token. */
   locked = $state(false);
+  /** Whether nothing is asked any more: the server has ended, or it cannot prove that it is the same. */
+  ended = $state(false);
+  /** Whether its user may have the page connect again. */
+  retriable = $state(false);
   /** Whether the last message is old. */
   stale = $state(false);
   /** The server's time, so that ages are right where the browser's clock is not. */
   now = $state(Date.now() / 1000);
 
   #node = "";
+  #token = "";
   #heard = performance.now();
   #stream: AbortController | undefined;
 
   start(): void {
+    this.#token = token();
     document.addEventListener("visibilitychange", () => this.#follow());
     // A new address with a token was opened in this tab.
-    addEventListener("hashchange", () => this.locked && this.restart());
+    addEventListener("hashchange", () => (this.locked || this.ended) && token() !== this.#token && this.begin());
     setInterval(() => this.#tick(), 1000);
     this.#follow();
   }
 
-  /** Opens the stream again, as with a new token or for another node. */
+  /** Begins anew, as with another token. */
+  begin(): void {
+    trust.forget();
+    this.#token = token();
+    this.locked = this.ended = this.retriable = false;
+    this.restart();
+  }
+
+  /** Opens the stream again, as for another node. */
   restart(): void {
+    if (this.ended) return;
     this.#stream?.abort();
     this.#stream = undefined;
     this.#follow();
@@ -53,7 +74,7 @@ class Live {
     if (document.hidden) {
       this.#stream?.abort();
       this.#stream = undefined;
-    } else if (!this.#stream) {
+    } else if (!this.#stream && !this.ended) {
       this.#stream = new AbortController();
       void this.#read(this.#stream.signal);
     }
@@ -67,16 +88,31 @@ class Live {
       });
       try {
         const node = this.#node && `?node=${encodeURIComponent(this.#node)}`;
-        await read(`live${node}`, signal, (text) => messages.add(text));
-        this.problem = "the dashboard ended the connection";
+        await readLive(`live${node}`, signal, (text) => messages.add(text));
+        this.problem = this.ended ? ENDED : "the dashboard ended the connection";
       } catch (error) {
         if (signal.aborted) return;
-        this.locked = error instanceof Refused && error.status === 401;
-        this.problem = error instanceof Refused ? error.message : "the connection broke off";
-        if (this.locked) return;
+        this.#failed(error);
+      }
+      if (this.locked || this.ended) return;
+      if (!trust.mayReconnect) {
+        this.ended = this.retriable = true;
+        return;
       }
       await pause(BACK_OFF_MS[Math.min(failures, BACK_OFF_MS.length - 1)]!, signal);
     }
+  }
+
+  #failed(error: unknown): void {
+    if (error instanceof Unproven) {
+      // To a page that has just come from the server, the server is right, and the token is not.
+      this.ended = trust.known;
+      this.locked = !trust.known;
+      this.problem = trust.known ? STRANGER : WRONG_TOKEN;
+      return;
+    }
+    this.locked = error instanceof Refused && error.status === 401;
+    this.problem = error instanceof Refused ? error.message : "the connection broke off";
   }
 
   #receive(event: string, data: string): void {
@@ -88,6 +124,9 @@ class Live {
         this.world = JSON.parse(data) as World;
         this.now = this.world.at;
         checkVersion(this.world);
+        break;
+      case "end":
+        this.#end();
         break;
       case "fleet":
         this.fleet = JSON.parse(data) as Fleet;
@@ -102,6 +141,11 @@ class Live {
         }
         break;
     }
+  }
+
+  /** The server has said that it ends. Where TLS proves who answers, the next one is awaited. */
+  #end(): void {
+    this.ended = !ENCRYPTED;
   }
 
   #tick(): void {
@@ -136,7 +180,7 @@ class Messages {
 function checkVersion(world: World): void {
   if (world.messages === MESSAGES) {
     sessionStorage.removeItem(RELOADED);
-  } else if (sessionStorage.getItem(RELOADED) !== String(world.messages)) {
+  } else if (trust.mayReload && sessionStorage.getItem(RELOADED) !== String(world.messages)) {
     sessionStorage.setItem(RELOADED, String(world.messages));
     location.reload();
   }

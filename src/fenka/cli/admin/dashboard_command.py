@@ -1,10 +1,12 @@
 """`fenka dashboard`: a page in the browser with cards, queue and programs of this machine or a cluster."""
 
 import os
+import sys
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -19,6 +21,7 @@ from fenka.dashboard.main import (
     write_launcher,
 )
 from fenka.dashboard.usage_meter import MeterOptions
+from fenka.server.loopback_name import tunnel_sentence
 from fenka.workstation.client import DaemonUnavailable
 
 
@@ -46,7 +49,7 @@ def dashboard(
     sign_in: SignInOptions,
     port: Annotated[
         int | None,
-        typer.Option("--port", min=1, max=65535, help="default: the first free one from 8250 on"),
+        typer.Option("--port", min=1, max=65535, help="default: a free one, drawn at random"),
     ] = None,
     listen: Annotated[
         str, typer.Option("--listen", metavar="ADDRESS", help="IP address to listen on")
@@ -72,8 +75,11 @@ def dashboard(
 ) -> None:
     """Serve the page until Ctrl-C, and print its address. Raises CannotServe, OSError."""
 
-    def announce(url: str) -> None:
+    def announce(url: str, socket_path: Path | None) -> None:
         print(url, flush=True)
+        if socket_path is not None:
+            tunnel = tunnel_sentence(urlsplit(url).port or 0, str(socket_path))
+            print(tunnel, file=sys.stderr, flush=True)
         if not no_open and _has_display():
             webbrowser.open(write_launcher(url).as_uri())
 

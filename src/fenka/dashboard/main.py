@@ -119,7 +119,7 @@ class DashboardOptions:
         named = frozenset(host.lower() for host in self.hosts)
         if not own_name:
             return named | LOOPBACK_NAMES | {self.listen, ANY_LOCALHOST}
-        # What browsers keep for 127.0.0.1 would be there for each server after this one.
+        # Browsers would keep cookies and pages of 127.0.0.1 for each server after this one.
         return named | {own_name}
 
 

@@ -2,7 +2,7 @@
 
 Browsers keep cookies by host without the port, and pages by host and port. A port of a loopback address
 changes hands when its server ends: any user of the machine may bind it. So each server has a name of its own,
-new at each start, and refuses other names. What a browser keeps for one server goes to no other.
+new at each start, and refuses other names. So no server gets the cookies and pages of another one.
 
 Browsers resolve names below `localhost` to the loopback address themselves, as RFC 6761, section 6.3 says.
 """

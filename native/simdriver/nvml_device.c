@@ -38,10 +38,59 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
     TRY(nvml_ready());
     if (!uuid || !device)
         return NVML_ERROR_INVALID_ARGUMENT;
-    for (uint32_t card = 0; card < node_state->card_count; card++)
-        if (strcasecmp(node_state->cards[card].uuid, uuid) == 0)
+    for (uint32_t card = 0; card < node_state->card_count; card++) {
+        const char *known = node_state->cards[card].uuid; /* "GPU-…"; the digits alone name it, too */
+        if (strcasecmp(known, uuid) == 0 || strcasecmp(known + strlen("GPU-"), uuid) == 0)
             return give(device, card);
+    }
     return nvml_mig_by_uuid(uuid, device) ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+}
+
+/* The digits of a text as bytes. */
+static void uuid_bytes(const char *text, unsigned char bytes[NVML_DEVICE_UUID_BINARY_LEN]) {
+    unsigned nibbles = 0, digit;
+    memset(bytes, 0, NVML_DEVICE_UUID_BINARY_LEN);
+    for (; *text && nibbles < 2 * NVML_DEVICE_UUID_BINARY_LEN; text++)
+        if (*text != '-' && sscanf(text, "%1x", &digit) == 1) {
+            bytes[nibbles / 2] |= (unsigned char)(nibbles % 2 ? digit : digit << 4);
+            nibbles++;
+        }
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByUUIDV(const nvmlUUID_t *uuid, nvmlDevice_t *device) {
+    unsigned char bytes[NVML_DEVICE_UUID_BINARY_LEN];
+    char text[NVML_DEVICE_UUID_ASCII_LEN + 1];
+    TRY(nvml_ready());
+    if (!uuid || !device)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (uuid->version != nvmlUUID_v1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    if (uuid->type == NVML_UUID_TYPE_ASCII) {
+        snprintf(text, sizeof text, "%.*s", NVML_DEVICE_UUID_ASCII_LEN, uuid->value.str);
+        return nvmlDeviceGetHandleByUUID(text, device);
+    }
+    if (uuid->type != NVML_UUID_TYPE_BINARY)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    for (uint32_t card = 0; card < node_state->card_count; card++) {
+        uuid_bytes(node_state->cards[card].uuid + strlen("GPU-"), bytes);
+        if (memcmp(bytes, uuid->value.bytes, sizeof bytes) == 0)
+            return give(device, card);
+    }
+    return NVML_ERROR_NOT_FOUND;
+}
+
+/* A number of the card's own, as of its factory: here the first digits of its UUID. */
+nvmlReturn_t nvmlDeviceGetPdi(nvmlDevice_t device, nvmlPdi_t *pdi) {
+    uint32_t card;
+    unsigned char bytes[NVML_DEVICE_UUID_BINARY_LEN];
+    TRY(nvml_card(device, &card));
+    if (!pdi)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (pdi->version != nvmlPdi_v1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    uuid_bytes(node_state->cards[card].uuid + strlen("GPU-"), bytes);
+    memcpy(&pdi->value, bytes, sizeof pdi->value);
+    return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device) {

@@ -37,6 +37,19 @@ nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length) {
     return nvml_text(version, length, node_state->driver_version);
 }
 
+/* "550.163.01" is of the branch "r550_00". */
+nvmlReturn_t nvmlSystemGetDriverBranch(nvmlSystemDriverBranchInfo_t *info, unsigned int length) {
+    char text[96];
+    TRY(nvml_ready());
+    if (!info)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (info->version != nvmlSystemDriverBranchInfo_v1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    const char *version = node_state->driver_version;
+    snprintf(text, sizeof text, "r%.*s_00", (int)strcspn(version, "."), version);
+    return nvml_text(info->branch, length < sizeof info->branch ? length : sizeof info->branch, text);
+}
+
 /* NVML's version is CUDA's major number followed by the driver's version. */
 nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length) {
     char text[96];

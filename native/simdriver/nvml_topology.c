@@ -125,6 +125,36 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int 
     return nvmlDeviceGetNvLinkRemotePciInfo_v2(device, link, pci);
 }
 
+static bool linked(uint32_t one, uint32_t other) {
+    if (node_state->topology == FENKA_NODE_NVSWITCH)
+        return true;
+    return link_count(one) > 0 && partner_of(one) == other;
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int link, nvmlNvLinkCapability_t capability,
+                                           unsigned int *value) {
+    uint32_t card;
+    bool active;
+    TRY(connected(device, link, &card, &active));
+    if (!value || (unsigned)capability >= NVML_NVLINK_CAP_COUNT)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    bool peers = capability == NVML_NVLINK_CAP_P2P_SUPPORTED || capability == NVML_NVLINK_CAP_P2P_ATOMICS;
+    *value = active && (peers || capability == NVML_NVLINK_CAP_VALID);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t one, nvmlDevice_t other, nvmlGpuP2PCapsIndex_t what,
+                                    nvmlGpuP2PStatus_t *status) {
+    uint32_t first, second;
+    TRY(nvml_card(one, &first));
+    TRY(nvml_card(other, &second));
+    if (!status || first == second || (unsigned)what >= NVML_P2P_CAPS_INDEX_UNKNOWN)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    bool by_link = what == NVML_P2P_CAPS_INDEX_NVLINK || what == NVML_P2P_CAPS_INDEX_ATOMICS;
+    *status = !by_link || linked(first, second) ? NVML_P2P_STATUS_OK : NVML_P2P_STATUS_NOT_SUPPORTED;
+    return NVML_SUCCESS;
+}
+
 /* ---- the CPUs ---- */
 
 static void set_bits(unsigned long *set, unsigned int words, uint32_t from, uint32_t to) {
@@ -138,12 +168,12 @@ nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int words, u
     TRY(nvml_card(device, &card));
     if (!set)
         return NVML_ERROR_INVALID_ARGUMENT;
-    memset(set, node_state->topology == FENKA_NODE_FLAT ? 0xff : 0, words * sizeof *set);
+    memset(set, 0, words * sizeof *set);
     cpus = node_state->cpus;
     if (socket_of(card))
         set_bits(set, words, cpus / 2, cpus);
     else
-        set_bits(set, words, 0, (cpus + 1) / 2);
+        set_bits(set, words, 0, node_state->topology == FENKA_NODE_FLAT ? cpus : (cpus + 1) / 2);
     return NVML_SUCCESS;
 }
 

@@ -12,6 +12,7 @@ struct capture {
     pthread_t thread;
     uint64_t id;
     bool invalid;
+    bool borrowed; /* the graph is the program's, and may have had nodes before */
     CUstream members;
     struct capture *next;
 };
@@ -92,6 +93,8 @@ CUresult capture_work(CUcontext context, CUstream stream, const struct graph_wor
         *taken = true;
         result = capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
                                   : graph_add(capture->graph, stream->tips.nodes, stream->tips.count, work, &node);
+        if (result == CUDA_SUCCESS)
+            node->capture = capture->id;
         if (result == CUDA_SUCCESS && !set_tips(&stream->tips, &node, 1))
             result = CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -194,33 +197,32 @@ CUresult capture_wait(CUevent event, CUstream stream, bool *taken) {
 
 bool capture_knows(CUevent event) { return __atomic_load_n(&event->capture_id, __ATOMIC_ACQUIRE) != 0; }
 
-/* Whether all nodes come before the origin's last ones. Iterates from the end, because a captured node only
- * depends on nodes captured before it. */
+/* Whether the last nodes of the streams that were forked come before the origin's last ones. Nodes that the program
+ * added by hand, or that were there before the capture, need not. */
 static bool joined(struct capture *capture) {
     const struct tips *ends = &capture->origin->tips;
-    size_t count = 0;
-    CUgraphNode *nodes = calloc(capture->graph->count + 1, sizeof(CUgraphNode));
-    if (!nodes)
-        return false;
-    for (CUgraphNode node = capture->graph->first; node; node = node->next) {
+    bool all = true, grew = true;
+    for (CUgraphNode node = capture->graph->first; node; node = node->next)
         node->placed = false;
-        nodes[count++] = node;
-    }
     for (size_t end = 0; end < ends->count; end++)
-        ends->nodes[end]->placed = true;
-    bool all = true;
-    for (size_t i = count; i-- > 0;) {
-        all = all && nodes[i]->placed;
-        for (size_t need = 0; need < nodes[i]->needs_count; need++)
-            nodes[i]->needs[need]->placed = true;
+        if (graph_node(ends->nodes[end]))
+            ends->nodes[end]->placed = true;
+    while (grew) {
+        grew = false;
+        for (CUgraphNode node = capture->graph->first; node; node = node->next)
+            for (size_t need = 0; node->placed && need < node->needs_count; need++)
+                if (!node->needs[need]->placed)
+                    grew = node->needs[need]->placed = true;
     }
-    free(nodes);
+    for (CUgraphNode node = capture->graph->first; node; node = node->next)
+        all = all && (node->placed || node->capture != capture->id);
     return all;
 }
 
 /* Under the lock. */
 static CUresult finish(struct capture *capture, CUgraph *graph) {
-    CUresult result = capture->invalid  ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+    bool lost = capture->invalid || !object_get(capture->graph, GRAPH);
+    CUresult result = lost              ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
                       : joined(capture) ? CUDA_SUCCESS
                                         : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
     for (CUstream stream = capture->members; stream; stream = stream->member)
@@ -230,35 +232,51 @@ static CUresult finish(struct capture *capture, CUgraph *graph) {
         place = &(*place)->next;
     __atomic_store_n(place, capture->next, __ATOMIC_RELEASE);
     *graph = result == CUDA_SUCCESS ? capture->graph : NULL;
-    if (result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS && !capture->borrowed && object_get(capture->graph, GRAPH))
         graph_delete(capture->graph);
     free(capture);
     return result;
 }
 
-/* The stream is destroyed. If it is the capture's origin, the capture ends; otherwise the capture cannot be joined. */
+/* The stream is destroyed. If it is the capture's origin, the capture ends. Otherwise its work stays in the graph, and
+ * the capture's end checks whether it was joined. */
 void capture_lose(CUstream stream) {
     CUgraph none;
     pthread_mutex_lock(&lock);
     struct capture *capture = stream->capture;
     if (capture) {
-        capture->invalid = true;
         if (capture->origin == stream) {
+            capture->invalid = true;
             finish(capture, &none);
         } else {
             CUstream *place = &capture->members;
-            while (*place != stream)
+            while (*place && *place != stream)
                 place = &(*place)->member;
-            *place = stream->member;
+            if (*place)
+                *place = stream->member;
             leave(stream);
         }
     }
     pthread_mutex_unlock(&lock);
 }
 
-CUresult capture_begin(CUstream stream, CUstreamCaptureMode mode) {
+/* The context ends, and its streams with it. */
+void captures_drop(CUcontext context) {
+    CUgraph none;
+    pthread_mutex_lock(&lock);
+    for (struct capture *capture = captures, *next; capture; capture = next) {
+        next = capture->next;
+        if (capture->origin->object.context != context)
+            continue;
+        capture->invalid = true;
+        finish(capture, &none);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+CUresult capture_begin(CUstream stream, CUstreamCaptureMode mode, CUgraph into, const struct tips *tips) {
     struct capture *made = calloc(1, sizeof *made);
-    CUgraph graph = made ? graph_new() : NULL;
+    CUgraph graph = !made ? NULL : into ? into : graph_new();
     if (!graph) {
         free(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -272,15 +290,19 @@ CUresult capture_begin(CUstream stream, CUstreamCaptureMode mode) {
                                  .members = stream,
                                  .thread = pthread_self(),
                                  .id = ++last_id,
+                                 .borrowed = into,
                                  .next = captures};
         stream->member = NULL;
+        if (tips && tips->count)
+            set_tips(&stream->tips, tips->nodes, tips->count);
         __atomic_store_n(&stream->capture, made, __ATOMIC_RELEASE);
         __atomic_store_n(&captures, made, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&lock);
     if (free_stream)
         return CUDA_SUCCESS;
-    graph_delete(graph);
+    if (!into)
+        graph_delete(graph);
     free(made);
     return CUDA_ERROR_ILLEGAL_STATE;
 }
@@ -296,6 +318,21 @@ CUresult capture_end(CUstream stream, CUgraph *graph) {
         result = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     else if (capture)
         result = finish(capture, graph);
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+/* What the stream's next node depends on: these nodes, or these as well. */
+CUresult capture_depend(CUstream stream, const struct tips *tips, bool instead) {
+    CUresult result = CUDA_ERROR_ILLEGAL_STATE;
+    pthread_mutex_lock(&lock);
+    struct capture *capture = stream ? stream->capture : NULL;
+    if (capture && !graph_needs_fit(capture->graph, tips->nodes, tips->count))
+        result = CUDA_ERROR_INVALID_VALUE;
+    else if (capture)
+        result = (instead ? set_tips(&stream->tips, tips->nodes, tips->count) : add_tips(&stream->tips, tips))
+                     ? CUDA_SUCCESS
+                     : CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_unlock(&lock);
     return result;
 }

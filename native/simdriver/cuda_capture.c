@@ -18,7 +18,36 @@ CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) {
     TRY(stream_resolve(handle, &context, &stream));
     if ((unsigned)mode > CU_STREAM_CAPTURE_MODE_RELAXED)
         return CUDA_ERROR_INVALID_VALUE;
-    return stream ? capture_begin(stream, mode) : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    return stream ? capture_begin(stream, mode, NULL, NULL) : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph, const CUgraphNode *needs,
+                                     const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode) {
+    CUcontext context;
+    CUstream stream;
+    (void)edges;
+    TRY(stream_resolve(handle, &context, &stream));
+    if ((unsigned)mode > CU_STREAM_CAPTURE_MODE_RELAXED || !object_get(graph, GRAPH) ||
+        !graph_needs_fit(graph, needs, count))
+        return CUDA_ERROR_INVALID_VALUE;
+    const struct tips tips = {(CUgraphNode *)needs, count};
+    return stream ? capture_begin(stream, mode, graph, &tips) : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+CUresult cuStreamUpdateCaptureDependencies_v2(CUstream handle, CUgraphNode *needs, const CUgraphEdgeData *edges,
+                                              size_t count, unsigned int flags) {
+    CUcontext context;
+    CUstream stream;
+    (void)edges;
+    TRY(stream_resolve(handle, &context, &stream));
+    if (flags > CU_STREAM_SET_CAPTURE_DEPENDENCIES || (count && !needs))
+        return CUDA_ERROR_INVALID_VALUE;
+    const struct tips tips = {needs, count};
+    return capture_depend(stream, &tips, flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES);
+}
+
+CUresult cuStreamUpdateCaptureDependencies(CUstream stream, CUgraphNode *needs, size_t count, unsigned int flags) {
+    return cuStreamUpdateCaptureDependencies_v2(stream, needs, NULL, count, flags);
 }
 
 CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph) {

@@ -41,6 +41,7 @@ static CUresult activate(CUcontext context, CUdevice device, unsigned flags) {
 
 static void deactivate(CUcontext context) {
     stream_wait(context, NULL);
+    captures_drop(context);
     context->alive = false;
     memory_drop_context(context);
     if (!node_owns_slot())
@@ -265,6 +266,27 @@ CUresult cuCtxGetApiVersion(CUcontext context, unsigned int *version) {
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
     *version = 3020;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context) {
+    TRY(driver_ready());
+    if (!context)
+        return cuCtxGetDevice(device);
+    if (!device || !context_valid(context))
+        return CUDA_ERROR_INVALID_VALUE;
+    *device = context->device;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSynchronize_v2(CUcontext context) {
+    TRY(driver_ready());
+    if (!context)
+        return cuCtxSynchronize();
+    if (!context_valid(context))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    TRY(capture_all_refuse(context));
+    stream_wait(context, NULL);
     return CUDA_SUCCESS;
 }
 

@@ -14,7 +14,7 @@ CUresult cuGraphCreate(CUgraph *graph, unsigned int flags) {
 
 CUresult cuGraphDestroy(CUgraph graph) {
     TRY(driver_ready());
-    if (!object_get(graph, GRAPH))
+    if (!object_get(graph, GRAPH) || graph->inner)
         return CUDA_ERROR_INVALID_VALUE;
     graph_delete(graph);
     return CUDA_SUCCESS;
@@ -52,7 +52,9 @@ CUresult cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNod
     if (!node || !what || !context_valid(context))
         return CUDA_ERROR_INVALID_VALUE;
     struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEMCPY, .copy = *what};
-    return graph_add(graph, needs, count, &work, node);
+    TRY(graph_add(graph, needs, count, &work, node));
+    (*node)->context = context;
+    return CUDA_SUCCESS;
 }
 
 CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count,
@@ -62,7 +64,9 @@ CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNod
         (what->elementSize != 1 && what->elementSize != 2 && what->elementSize != 4))
         return CUDA_ERROR_INVALID_VALUE;
     struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEMSET, .set = *what};
-    return graph_add(graph, needs, count, &work, node);
+    TRY(graph_add(graph, needs, count, &work, node));
+    (*node)->context = context;
+    return CUDA_SUCCESS;
 }
 
 CUresult cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count,
@@ -150,71 +154,39 @@ CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *pointer) {
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *what) {
+/* The node has a copy of the graph. */
+CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count,
+                                  CUgraph child) {
     TRY(driver_ready());
-    if (!what || !object_get(node, NODE) || node->work.type != CU_GRAPH_NODE_TYPE_KERNEL)
+    if (!node || !object_get(graph, GRAPH) || !object_get(child, GRAPH) || graph == child)
         return CUDA_ERROR_INVALID_VALUE;
-    *what = node->work.kernel;
-    return CUDA_SUCCESS;
-}
-
-/* ---- questions ---- */
-
-CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type) {
-    TRY(driver_ready());
-    if (!type || !object_get(node, NODE))
-        return CUDA_ERROR_INVALID_VALUE;
-    *type = node->work.type;
-    return CUDA_SUCCESS;
-}
-
-/* As for all lists: without an array only the count is returned, and entries beyond the list are NULL. */
-static CUresult tell(const CUgraphNode *found, size_t count, CUgraphNode *nodes, size_t *room) {
-    for (size_t i = 0; nodes && i < *room; i++)
-        nodes[i] = i < count ? found[i] : NULL;
-    *room = !nodes || count < *room ? count : *room;
-    return CUDA_SUCCESS;
-}
-
-static CUresult list(CUgraph graph, CUgraphNode *nodes, size_t *room, bool roots_only) {
-    TRY(driver_ready());
-    if (!room || !object_get(graph, GRAPH))
-        return CUDA_ERROR_INVALID_VALUE;
-    CUgraphNode *found = calloc(graph->count + 1, sizeof *found);
-    if (!found)
+    if (graph_has(child, CU_GRAPH_NODE_TYPE_MEM_ALLOC) || graph_has(child, CU_GRAPH_NODE_TYPE_MEM_FREE) ||
+        graph_has(child, CU_GRAPH_NODE_TYPE_CONDITIONAL))
+        return CUDA_ERROR_NOT_SUPPORTED;
+    struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .child = graph_clone(child)};
+    if (!work.child)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    size_t count = 0;
-    for (CUgraphNode node = graph->first; node; node = node->next)
-        if (!roots_only || node->needs_count == 0)
-            found[count++] = node;
-    CUresult result = tell(found, count, nodes, room);
-    free(found);
+    work.child->inner = true;
+    CUresult result = graph_add(graph, needs, count, &work, node);
+    if (result != CUDA_SUCCESS)
+        graph_work_release(&work);
     return result;
 }
 
-CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *room) { return list(graph, nodes, room, false); }
-
-CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode *nodes, size_t *room) { return list(graph, nodes, room, true); }
-
-CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes, size_t *room) {
+CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph) {
     TRY(driver_ready());
-    if (!room || !object_get(node, NODE))
+    if (!graph || !graph_node(node) || node->work.type != CU_GRAPH_NODE_TYPE_GRAPH)
         return CUDA_ERROR_INVALID_VALUE;
-    return tell(node->needs, node->needs_count, nodes, room);
+    *graph = node->work.child;
+    return CUDA_SUCCESS;
 }
 
-CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count) {
+CUresult cuGraphDestroyNode(CUgraphNode node) {
     TRY(driver_ready());
-    if (!object_get(graph, GRAPH) || !graph_needs_fit(graph, from, count) || !graph_needs_fit(graph, to, count))
+    if (!graph_node(node))
         return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < count; i++) {
-        size_t held = to[i]->needs_count;
-        CUgraphNode *more = realloc(to[i]->needs, (held + 1) * sizeof *more);
-        if (!more)
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        more[held] = from[i];
-        to[i]->needs = more;
-        to[i]->needs_count = held + 1;
-    }
+    if (node->work.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || node->work.type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    graph_remove(node);
     return CUDA_SUCCESS;
 }

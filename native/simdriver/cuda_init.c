@@ -32,6 +32,7 @@ static void after_fork(void) {
     events_after_fork();
     timeline_after_fork();
     pools_after_fork();
+    managed_after_fork();
     graph_memory_after_fork();
     modules_after_fork();
     host_functions_after_fork();

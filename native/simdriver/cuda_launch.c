@@ -95,3 +95,18 @@ CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction func
                                           size_t shared_bytes, int limit) {
     return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared_bytes, limit, 0);
 }
+
+CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction handle, int blocks, int threads) {
+    CUdevice device;
+    struct CUfunc_st *function;
+    int whole, reserved;
+    TRY(cuCtxGetDevice(&device));
+    TRY(function_resolve(handle, &function));
+    if (!bytes || blocks <= 0 || threads <= 0 || threads > MAX_THREADS)
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(cuDeviceGetAttribute(&whole, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, device));
+    TRY(cuDeviceGetAttribute(&reserved, CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, device));
+    int each = whole / blocks - reserved - function->attributes[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES];
+    *bytes = each > 0 ? (size_t)each : 0;
+    return CUDA_SUCCESS;
+}

@@ -10,18 +10,27 @@
 #include "image_size.h"
 
 #define DEFAULT_KERNEL_US 50
+#define FENKA_VARIABLE_MAX (4ull << 30) /* bytes: this is the host's memory */
 
 struct CUmod_st {
     struct object object;
-    bool text; /* PTX, which must contain the names of functions */
-    char *source;
+    struct image_names names;
+    bool named; /* the image says all that it defines */
     pthread_mutex_t lock;
     struct CUfunc_st *functions;
     uint64_t bytes;
     struct image_variable *variables;
+    struct placed *placed;
     /* A module: its context's card. A library: all cards on which a context needed it. */
     bool on_card[FENKA_NODE_CARDS];
     struct CUmod_st *next, **place;
+};
+
+/* The memory of a variable that a program asked for. It is charged with the module. */
+struct placed {
+    const struct image_variable *variable;
+    uintptr_t base;
+    struct placed *next;
 };
 
 /* All loaded modules and libraries. */
@@ -90,14 +99,13 @@ static CUresult load(CUmodule *module, const void *image, size_t size, CUcontext
     CUmodule made = object_new(MODULE, sizeof *made, context);
     if (!made)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    bool elf = memcmp(image, "\177ELF", 4) == 0, fat = memcmp(image, "\x50\xed\x55\xba", 4) == 0;
-    made->text = !elf && !fat && strstr(image, ".version") && strstr(image, ".entry");
-    made->source = made->text ? strdup(image) : NULL;
+    image_names(image, size, &made->names);
+    made->named = made->names.complete && made->names.functions;
     pthread_mutex_init(&made->lock, NULL);
     made->bytes = sim_memory_taken(image_size(image, size, &made->variables));
     CUresult result = context ? load_on(made, context->card) : load_here(made);
     if (result != CUDA_SUCCESS) {
-        free(made->source);
+        image_names_free(&made->names);
         image_variables_free(made->variables);
         object_delete(made);
         return result;
@@ -113,7 +121,17 @@ static CUresult load(CUmodule *module, const void *image, size_t size, CUcontext
     return CUDA_SUCCESS;
 }
 
+static void forget_variables(CUmodule module) {
+    for (struct placed *placed = module->placed, *next; placed; placed = next) {
+        next = placed->next;
+        memory_drop(placed->base, 1u << MEMORY_VARIABLE);
+        free(placed);
+    }
+    module->placed = NULL;
+}
+
 static void unload(CUmodule module) {
+    forget_variables(module);
     for (struct CUfunc_st *function = module->functions, *next; function; function = next) {
         next = function->sibling;
         object_delete(function);
@@ -125,9 +143,8 @@ static void unload(CUmodule module) {
     if (module->next)
         module->next->place = module->place;
     pthread_mutex_unlock(&lock);
-    free(module->source);
+    image_names_free(&module->names);
     image_variables_free(module->variables);
-    module->source = NULL;
     module->variables = NULL;
     module->functions = NULL;
     object_delete(module);
@@ -136,7 +153,10 @@ static void unload(CUmodule module) {
 static CUresult function_in(CUmodule module, const char *name, struct CUfunc_st **out) {
     if (!out || !name || !*name)
         return CUDA_ERROR_INVALID_VALUE;
-    if (module->text && !strstr(module->source, name))
+    const struct image_function *defined = module->names.functions;
+    while (defined && strcmp(defined->name, name) != 0)
+        defined = defined->next;
+    if (module->named && !defined)
         return CUDA_ERROR_NOT_FOUND;
     pthread_mutex_lock(&module->lock);
     struct CUfunc_st *function = module->functions;
@@ -145,6 +165,7 @@ static CUresult function_in(CUmodule module, const char *name, struct CUfunc_st 
     if (!function && (function = object_new(FUNCTION, sizeof *function, module->object.context))) {
         snprintf(function->name, sizeof function->name, "%s", name);
         function->module = module;
+        function->arguments = defined;
         function->duration_ns = duration_of(name);
         function->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 1024;
         function->attributes[CU_FUNC_ATTRIBUTE_NUM_REGS] = 32;
@@ -177,17 +198,38 @@ CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int co
 
 CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image) { return cuModuleLoadData(module, image); }
 
+/* NUL-terminated; NULL without memory. The caller frees it. */
+static char *whole_file(FILE *file, size_t *size) {
+    char *image = malloc(1);
+    for (size_t room = 1, got = 1; image && got;) {
+        if (room - *size < 2) {
+            char *more = realloc(image, room *= 2);
+            if (!more) {
+                free(image);
+                return NULL;
+            }
+            image = more;
+        }
+        got = fread(image + *size, 1, room - *size - 1, file);
+        *size += got;
+    }
+    if (image)
+        image[*size] = '\0';
+    return image;
+}
+
 static CUresult load_file(CUmodule *module, const char *path, CUcontext context) {
     if (!path)
         return CUDA_ERROR_INVALID_VALUE;
     FILE *file = fopen(path, "rb");
     if (!file)
         return CUDA_ERROR_FILE_NOT_FOUND;
-    char *image = NULL;
     size_t size = 0;
-    ssize_t got = getdelim(&image, &size, EOF, file); /* the whole file, NUL-terminated */
+    char *image = whole_file(file, &size);
     fclose(file);
-    CUresult result = got > 4 ? load(module, image, (size_t)got, context) : CUDA_ERROR_INVALID_IMAGE;
+    CUresult result = !image     ? CUDA_ERROR_OUT_OF_MEMORY
+                      : size > 4 ? load(module, image, size, context)
+                                 : CUDA_ERROR_INVALID_IMAGE;
     free(image);
     return result;
 }
@@ -211,23 +253,71 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
     return object_get(module, MODULE) ? function_in(module, name, function) : CUDA_ERROR_INVALID_HANDLE;
 }
 
-/* Only the sizes of PTX's variables are known. There is no code, so nobody writes there: the address is of no memory. */
+static const struct image_variable *variable_called(CUmodule module, const char *name) {
+    const struct image_variable *lists[] = {module->variables, module->names.variables};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        for (const struct image_variable *variable = lists[i]; variable; variable = variable->next)
+            if (strcmp(variable->name, name) == 0)
+                return variable;
+    return NULL;
+}
+
+static void variable_free(const struct allocation *held) { free((void *)held->base); }
+
+/* Kernels compute nothing, but programs copy to variables and back. */
+static CUresult place(CUmodule module, const struct image_variable *variable, CUdeviceptr *pointer) {
+    CUcontext context = NULL;
+    struct placed *known = module->placed;
+    while (known && known->variable != variable)
+        known = known->next;
+    if (known) {
+        *pointer = known->base;
+        return CUDA_SUCCESS;
+    }
+    struct placed *made = malloc(sizeof *made);
+    void *base = NULL;
+    if (!made || variable->bytes > FENKA_VARIABLE_MAX ||
+        posix_memalign(&base, 256, variable->bytes ? variable->bytes : 1) != 0) {
+        free(made);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    memset(base, 0, variable->bytes);
+    bool here = context_current(&context) == CUDA_SUCCESS;
+    struct allocation held = {.base = (uintptr_t)base,
+                              .size = variable->bytes ? variable->bytes : 1,
+                              .kind = MEMORY_VARIABLE,
+                              .card = here ? context->card : 0,
+                              .device = here ? context->device : 0,
+                              .release = variable_free};
+    CUresult result = memory_link(&held);
+    if (result != CUDA_SUCCESS) {
+        free(base);
+        free(made);
+        return result;
+    }
+    *made = (struct placed){variable, held.base, module->placed};
+    module->placed = made;
+    *pointer = held.base;
+    return CUDA_SUCCESS;
+}
+
 static CUresult variable_in(CUmodule module, const char *name, CUdeviceptr *pointer, size_t *bytes) {
     TRY(driver_ready());
     if (!object_get(module, MODULE))
         return CUDA_ERROR_INVALID_HANDLE;
     if (!name)
         return CUDA_ERROR_INVALID_VALUE;
-    const struct image_variable *variable = module->variables;
-    while (variable && strcmp(variable->name, name) != 0)
-        variable = variable->next;
+    const struct image_variable *variable = variable_called(module, name);
     if (!variable)
         return CUDA_ERROR_NOT_FOUND;
-    if (pointer)
-        *pointer = (CUdeviceptr)(uintptr_t)variable;
     if (bytes)
         *bytes = variable->bytes;
-    return CUDA_SUCCESS;
+    if (!pointer)
+        return CUDA_SUCCESS;
+    pthread_mutex_lock(&module->lock);
+    CUresult result = place(module, variable, pointer);
+    pthread_mutex_unlock(&module->lock);
+    return result;
 }
 
 CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name) {
@@ -303,11 +393,102 @@ CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
 
 CUresult cuKernelGetName(const char **name, CUkernel kernel) { return cuFuncGetName(name, (CUfunction)kernel); }
 
+CUresult cuKernelGetLibrary(CUlibrary *library, CUkernel kernel) {
+    return cuFuncGetModule((CUmodule *)library, (CUfunction)kernel);
+}
+
+static CUresult count_functions(CUmodule module, unsigned *count) {
+    TRY(driver_ready());
+    if (!object_get(module, MODULE))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!count)
+        return CUDA_ERROR_INVALID_VALUE;
+    *count = 0;
+    for (const struct image_function *defined = module->names.functions; defined; defined = defined->next)
+        ++*count;
+    return CUDA_SUCCESS;
+}
+
+static CUresult enumerate(CUmodule module, struct CUfunc_st **out, unsigned room) {
+    unsigned count;
+    TRY(count_functions(module, &count));
+    if (!out && room)
+        return CUDA_ERROR_INVALID_VALUE;
+    const struct image_function *defined = module->names.functions;
+    for (unsigned i = 0; i < room && i < count; i++, defined = defined->next)
+        TRY(function_in(module, defined->name, &out[i]));
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryGetKernelCount(unsigned int *count, CUlibrary library) {
+    return count_functions((CUmodule)library, count);
+}
+
+CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int room, CUlibrary library) {
+    return enumerate((CUmodule)library, (struct CUfunc_st **)kernels, room);
+}
+
+CUresult cuModuleGetFunctionCount(unsigned int *count, CUmodule module) { return count_functions(module, count); }
+
+CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int room, CUmodule module) {
+    return enumerate(module, functions, room);
+}
+
 /* ---- functions ---- */
+
+CUresult cuFuncGetParamCount(CUfunction handle, size_t *count) {
+    struct CUfunc_st *function;
+    TRY(driver_ready());
+    TRY(function_resolve(handle, &function));
+    if (!count)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!function->arguments)
+        return CUDA_ERROR_NOT_SUPPORTED; /* in a packed image */
+    *count = function->arguments->count;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuFuncGetParamInfo(CUfunction handle, size_t index, size_t *offset, size_t *size) {
+    size_t count;
+    TRY(cuFuncGetParamCount(handle, &count));
+    if (!offset || index >= count)
+        return CUDA_ERROR_INVALID_VALUE;
+    *offset = handle->arguments->each[index].offset;
+    if (size)
+        *size = handle->arguments->each[index].size;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuKernelGetParamCount(CUkernel kernel, size_t *count) {
+    return cuFuncGetParamCount((CUfunction)kernel, count);
+}
+
+CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *offset, size_t *size) {
+    return cuFuncGetParamInfo((CUfunction)kernel, index, offset, size);
+}
+
+/* All code is loaded with its module. */
+CUresult cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction handle) {
+    struct CUfunc_st *function;
+    TRY(driver_ready());
+    TRY(function_resolve(handle, &function));
+    if (!state)
+        return CUDA_ERROR_INVALID_VALUE;
+    *state = CU_FUNCTION_LOADING_STATE_LOADED;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuFuncLoad(CUfunction handle) {
+    struct CUfunc_st *function;
+    TRY(driver_ready());
+    return function_resolve(handle, &function);
+}
 
 CUresult cuFuncGetName(const char **name, CUfunction handle) {
     struct CUfunc_st *function;
     TRY(driver_ready());
+    if (!handle)
+        return CUDA_ERROR_INVALID_VALUE;
     TRY(function_resolve(handle, &function));
     if (!name)
         return CUDA_ERROR_INVALID_VALUE;

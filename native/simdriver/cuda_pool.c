@@ -1,4 +1,5 @@
 /* Stream-ordered allocation, and the calls on pools. */
+
 #include "graph.h"
 #include "pools.h"
 
@@ -29,23 +30,80 @@ CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
     return CUDA_SUCCESS;
 }
 
+/* ---- pools by the place of their memory ---- */
+
+static bool of_host(const CUmemLocation *location) {
+    return location->type >= CU_MEM_LOCATION_TYPE_HOST && location->type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+}
+
+static CUresult standard_pool(CUmemoryPool *pool, const CUmemLocation *location, CUmemAllocationType type,
+                              bool current) {
+    uint32_t card;
+    CUdevice device;
+    TRY(driver_ready());
+    if (!pool || !location || (type != CU_MEM_ALLOCATION_TYPE_PINNED && type != CU_MEM_ALLOCATION_TYPE_MANAGED))
+        return CUDA_ERROR_INVALID_VALUE;
+    bool managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED, host = of_host(location);
+    if (managed && (host || location->type == CU_MEM_LOCATION_TYPE_NONE))
+        TRY(cuCtxGetDevice(&device));
+    else if (host)
+        device = -1;
+    else if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
+        device = location->id;
+    else
+        return CUDA_ERROR_INVALID_VALUE;
+    if (device >= 0)
+        TRY(device_card(device, &card));
+    *pool = managed      ? pool_managed(device)
+            : device < 0 ? pool_host()
+            : current    ? pool_current(device)
+                         : pool_default(device);
+    return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type) {
+    return standard_pool(pool, location, type, false);
+}
+
+CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type) {
+    return standard_pool(pool, location, type, true);
+}
+
+/* Only pools of a card can be exchanged here. */
+CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool) {
+    TRY(driver_ready());
+    if (!location || !pool_get(pool))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEM_ALLOCATION_TYPE_PINNED || location->type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return cuDeviceSetMemPool(location->id, pool);
+}
+
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
     uint32_t card;
     TRY(driver_ready());
-    if (!pool || !properties || properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
+    if (!pool || !properties ||
+        (properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED &&
+         properties->allocType != CU_MEM_ALLOCATION_TYPE_MANAGED))
         return CUDA_ERROR_INVALID_VALUE;
     if (properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE)
         return CUDA_ERROR_NOT_SUPPORTED; /* pools are not shared between processes */
+    bool managed = properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
     CUmemLocationType where = properties->location.type;
-    bool host = where >= CU_MEM_LOCATION_TYPE_HOST && where <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
-    if (!host && where != CU_MEM_LOCATION_TYPE_DEVICE)
+    bool host = of_host(&properties->location);
+    CUdevice device = properties->location.id;
+    /* Managed memory without a place lies where it is used first: here the current card is charged. */
+    if (managed && (host || where == CU_MEM_LOCATION_TYPE_NONE))
+        TRY(cuCtxGetDevice(&device));
+    else if (!host && where != CU_MEM_LOCATION_TYPE_DEVICE)
         return CUDA_ERROR_INVALID_VALUE;
-    if (!host)
-        TRY(device_card(properties->location.id, &card));
-    *pool = pool_new(host ? -1 : properties->location.id);
+    if (managed || !host)
+        TRY(device_card(device, &card));
+    *pool = pool_new(host && !managed ? -1 : device);
     if (!*pool)
         return CUDA_ERROR_OUT_OF_MEMORY;
     (*pool)->limit = properties->maxSize;
+    (*pool)->managed = managed;
     return CUDA_SUCCESS;
 }
 
@@ -197,11 +255,13 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, 
         pool = pool_current(context->device);
     if (!pool_get(pool))
         return CUDA_ERROR_INVALID_VALUE;
-    if (pool->device >= 0 && pool->device != context->device)
-        return CUDA_ERROR_INVALID_DEVICE;
     if (stream_capturing(stream))
         return captured_allocation(pointer, bytes, context, stream);
-    TRY(memory_new_in_pool(context, bytes, pool, pool->device < 0, &made));
+    *pointer = 0;
+    if (bytes == 0)
+        return CUDA_SUCCESS;
+    enum memory_kind kind = pool->managed ? MEMORY_MANAGED : pool->device < 0 ? MEMORY_HOST : MEMORY_DEVICE;
+    TRY(memory_new_in_pool(context, bytes, pool, kind, &made));
     *pointer = made.base;
     return CUDA_SUCCESS;
 }

@@ -43,7 +43,22 @@ uint32_t environment_number(const char *name, uint32_t otherwise);
 int visible_cards(const char *wish, const struct fenka_node *node, uint32_t *cards, uint32_t *marks);
 
 /* ---- objects.c: handles ---- */
-enum object_kind { STREAM = 1, EVENT, MODULE, FUNCTION, POOL, HANDLE, ARRAY, MIPMAP, GRAPH, NODE, EXEC, OBJECT_KINDS };
+enum object_kind {
+    STREAM = 1,
+    EVENT,
+    MODULE,
+    FUNCTION,
+    POOL,
+    HANDLE,
+    ARRAY,
+    MIPMAP,
+    GRAPH,
+    NODE,
+    EXEC,
+    USER_OBJECT,
+    TEXTURE,
+    OBJECT_KINDS
+};
 struct object {
     uint32_t kind; /* 0 = deleted */
     uint32_t life; /* of the context when this was made */
@@ -114,7 +129,10 @@ bool capture_record(CUevent event, CUstream stream);
 CUresult capture_wait(CUevent event, CUstream stream, bool *taken);
 bool capture_knows(CUevent event);
 void capture_lose(CUstream stream);
-CUresult capture_begin(CUstream stream, CUstreamCaptureMode mode);
+/* `into`: the graph that gets the nodes, or NULL for a new one. `tips`: what the first node depends on. */
+CUresult capture_begin(CUstream stream, CUstreamCaptureMode mode, CUgraph into, const struct tips *tips);
+CUresult capture_depend(CUstream stream, const struct tips *tips, bool instead);
+void captures_drop(CUcontext context);
 CUresult capture_end(CUstream stream, CUgraph *graph);
 struct capture_info {
     CUstreamCaptureStatus status;
@@ -211,6 +229,7 @@ enum memory_kind {
     MEMORY_ARRAY,    /* its address is not visible to programs */
     MEMORY_GRAPH,    /* of an allocation node */
     MEMORY_IMPORTED, /* another process's, and charged to it */
+    MEMORY_VARIABLE, /* of a module, and charged with it */
 };
 #define HOST_ACCESS FENKA_NODE_CARDS
 struct memory_handle;
@@ -236,7 +255,8 @@ struct allocation {
     struct allocation *previous, *next;
 };
 CUresult memory_new(CUcontext context, enum memory_kind kind, size_t bytes, unsigned flags, struct allocation *out);
-CUresult memory_new_in_pool(CUcontext context, size_t bytes, CUmemoryPool pool, bool host, struct allocation *out);
+CUresult memory_new_in_pool(CUcontext context, size_t bytes, CUmemoryPool pool, enum memory_kind kind,
+                            struct allocation *out);
 CUresult memory_register(CUcontext context, void *base, size_t bytes, unsigned flags);
 /* Frees the allocation that begins at `base`, if it is of one of the kinds in the bit mask. */
 CUresult memory_drop(uintptr_t base, unsigned kinds);
@@ -266,6 +286,9 @@ void arena_after_fork(void);
 /* True if other processes have the piece open: it is freed when they have closed it. */
 bool import_outlives(const struct allocation *held);
 void ipc_share_after_fork(void);
+
+/* ---- cuda_managed.c ---- */
+void managed_after_fork(void);
 
 /* ---- cuda_ipc.c ---- */
 void ipc_after_fork(void);
@@ -309,9 +332,11 @@ void pools_after_fork(void);
 /* The context ends: frees its modules' memory and, with the last context on the card, that of libraries. */
 void modules_drop(CUcontext context, bool last_on_card);
 void modules_after_fork(void);
+struct image_function;
 struct CUfunc_st {
     struct object object;
     CUmodule module;
+    const struct image_function *arguments; /* NULL = the layout is not known */
     uint64_t duration_ns;
     int attributes[32];
     char name[256];

@@ -19,7 +19,7 @@ static uint64_t plus(uint64_t a, uint64_t b) {
 
 /* ---- PTX: a text without comments, read from left to right ---- */
 
-static char *without_comments(const char *text, size_t length) {
+char *image_without_comments(const char *text, size_t length) {
     char *plain = calloc(length + 1, 1), *to = plain;
     for (size_t i = 0; plain && i < length;) {
         const char *end = NULL;
@@ -211,7 +211,7 @@ static uint64_t declaration(const char **at, struct image_variable **variables) 
 }
 
 static uint64_t ptx_size(const char *text, size_t length, struct image_variable **variables) {
-    char *plain = without_comments(text, length), word[4096];
+    char *plain = image_without_comments(text, length), word[4096];
     uint64_t total = plain ? length : 0;
     bool skipped = false; /* .extern: in another image; .ptr: of a parameter */
     for (const char *at = plain; plain && *at;) {
@@ -241,9 +241,14 @@ static uint64_t cubin_size(const char *image, size_t size) {
         header.e_shnum > (size - header.e_shoff) / sizeof(Elf64_Shdr) || header.e_shstrndx >= header.e_shnum)
         return 0;
     const Elf64_Shdr *sections = (const void *)(image + header.e_shoff);
-    const char *names = image + sections[header.e_shstrndx].sh_offset;
+    const Elf64_Shdr *strings = &sections[header.e_shstrndx];
+    if (strings->sh_type == SHT_NOBITS || strings->sh_offset > size || strings->sh_size > size - strings->sh_offset)
+        return 0;
+    const char *names = image + strings->sh_offset;
     for (unsigned i = 0; i < header.e_shnum; i++) {
-        const char *name = names + sections[i].sh_name;
+        uint64_t place = sections[i].sh_name;
+        const char *name =
+            place < strings->sh_size && memchr(names + place, 0, strings->sh_size - place) ? names + place : "";
         bool loaded = sections[i].sh_type == SHT_PROGBITS || sections[i].sh_type == SHT_NOBITS;
         bool on_chip = strncmp(name, ".nv.shared", 10) == 0 || strncmp(name, ".nv.local", 9) == 0;
         if (loaded && !on_chip && sections[i].sh_flags & SHF_ALLOC)

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "driver.h"
+#include "pools.h"
 #include "sim_memory.h"
 
 #define MAP_FROM 65536 /* smaller host allocations share pages: a process may have only so many mappings */
@@ -106,6 +107,10 @@ static CUresult make(CUcontext context, enum memory_kind kind, size_t bytes, uns
                                .card = context->card,
                                .device = context->device,
                                .pool = out->pool};
+    if (out->pool && out->pool->device >= 0) { /* perhaps another card's than the context's */
+        out->card = out->pool->card;
+        out->device = out->pool->device;
+    }
     if (kind != MEMORY_HOST || out->pool) {
         if (!out->pool)
             pools_settle();
@@ -126,9 +131,10 @@ CUresult memory_new(CUcontext context, enum memory_kind kind, size_t bytes, unsi
     return make(context, kind, bytes, flags, out);
 }
 
-CUresult memory_new_in_pool(CUcontext context, size_t bytes, CUmemoryPool pool, bool host, struct allocation *out) {
+CUresult memory_new_in_pool(CUcontext context, size_t bytes, CUmemoryPool pool, enum memory_kind kind,
+                            struct allocation *out) {
     out->pool = pool;
-    return make(context, host ? MEMORY_HOST : MEMORY_DEVICE, bytes, 0, out);
+    return make(context, kind, bytes, 0, out);
 }
 
 CUresult memory_register(CUcontext context, void *base, size_t bytes, unsigned flags) {

@@ -19,7 +19,8 @@ static CUmemoryPool first;                     /* of all pools of cards */
 static __thread struct timeline_place freeing; /* generation 0 = at once */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static CUmemoryPool standard[FENKA_NODE_CARDS], chosen[FENKA_NODE_CARDS], graphs[FENKA_NODE_CARDS];
+static CUmemoryPool standard[FENKA_NODE_CARDS], chosen[FENKA_NODE_CARDS], graphs[FENKA_NODE_CARDS],
+    managed[FENKA_NODE_CARDS], host;
 
 CUmemoryPool pool_new(CUdevice device) {
     CUmemoryPool pool = object_new(POOL, sizeof *pool, NULL);
@@ -68,6 +69,22 @@ CUmemoryPool pool_of_graphs(CUdevice device) {
     }
     pthread_mutex_unlock(&lock);
     return graphs[device];
+}
+
+CUmemoryPool pool_managed(CUdevice device) {
+    pthread_mutex_lock(&lock);
+    if (!managed[device] && (managed[device] = pool_new(device)))
+        managed[device]->standard = managed[device]->managed = true;
+    pthread_mutex_unlock(&lock);
+    return managed[device];
+}
+
+CUmemoryPool pool_host(void) {
+    pthread_mutex_lock(&lock);
+    if (!host && (host = pool_new(-1)))
+        host->standard = true;
+    pthread_mutex_unlock(&lock);
+    return host;
 }
 
 CUmemoryPool pool_get(CUmemoryPool handle) {
@@ -158,6 +175,8 @@ void pools_card_left(uint32_t card) {
                 pool_shrink(standard[device], 0);
             if (graphs[device])
                 pool_shrink(graphs[device], 0);
+            if (managed[device])
+                pool_shrink(managed[device], 0);
         }
     pthread_mutex_unlock(&lock);
 }
@@ -167,6 +186,8 @@ void pools_after_fork(void) {
     memset(standard, 0, sizeof standard);
     memset(chosen, 0, sizeof chosen);
     memset(graphs, 0, sizeof graphs);
+    memset(managed, 0, sizeof managed);
+    host = NULL;
     first = NULL;
 }
 

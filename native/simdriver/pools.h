@@ -8,6 +8,7 @@ struct CUmemPoolHandle_st {
     CUdevice device; /* -1: host memory, which is not charged */
     uint32_t card;
     bool standard;
+    bool managed;
     bool doomed; /* destroyed, with allocations outstanding */
     uint64_t used, used_high, reserved, reserved_high, limit;
     uint64_t attributes[16];
@@ -22,6 +23,9 @@ CUmemoryPool pool_new(CUdevice device);
 CUmemoryPool pool_get(CUmemoryPool handle);
 CUmemoryPool pool_default(CUdevice device);
 CUmemoryPool pool_current(CUdevice device);
+/* The process's pool of managed memory that is charged to the device; and of the host's. */
+CUmemoryPool pool_managed(CUdevice device);
+CUmemoryPool pool_host(void);
 void pool_set_current(CUdevice device, CUmemoryPool pool);
 
 void pools_lock(void);

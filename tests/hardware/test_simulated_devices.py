@@ -136,7 +136,7 @@ def test_unsupported_function_returns_not_supported(make_node: MakeNode) -> None
     """A function without an implementation answers CUDA_ERROR_NOT_SUPPORTED, and so does NVML's."""
     node = make_node("T4")
     driver = ctypes.CDLL(str(node.library_dir / "libcuda.so.1"))
-    assert driver.cuTexObjectCreate() == 801
+    assert driver.cuTexRefCreate() == 801
     assert driver.cuMemcpyBatchAsync_ptsz() == 801
     with Driver.open(node.library_dir):
         import pynvml

@@ -154,7 +154,7 @@ def test_nvml_answers_by_its_own_codes(smi: Smi, node: SimulatedNode) -> None:
         assert code(lambda: library.nvmlDeviceGetMigMode(other)) == NOT_SUPPORTED
         assert library.nvmlDeviceGetGpuInstanceProfileInfo(card, 0).id == 19
         assert code(lambda: library.nvmlDeviceGetGpuInstanceProfileInfo(card, 5)) == NOT_SUPPORTED
-        assert code(lambda: library.nvmlDeviceGetGpuInstanceProfileInfo(card, 17)) == 2
+        assert code(lambda: library.nvmlDeviceGetGpuInstanceProfileInfo(card, 99)) == 2
         assert code(lambda: library.nvmlDeviceGetGpuInstanceById(card, 1)) == NOT_SUPPORTED
         enable(smi, 0)
         smi("mig", "-i", "0", "-cgi", "9", "-C")

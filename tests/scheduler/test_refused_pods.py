@@ -6,8 +6,9 @@ import pytest
 from aiohttp import web
 
 from fenka.cluster.objects import QUEUE_GATE
+from fenka.cluster.refusals import REFUSED
 from fenka.kubernetes.api_client import ApiError
-from fenka.scheduler.refused_pods import REFUSED, is_foreign
+from fenka.scheduler.refused_pods import is_foreign
 from tests.builders import T4_MIB, node_json, on_card, pod_json
 from tests.fakes.api_server import FakeApiServer, Json
 from tests.fakes.extender import ExtenderHarness

@@ -75,20 +75,22 @@ def gang(name: str, **given: Any) -> Pod:
         ([], False),
     ],
 )
-def test_gang_is_a_row_when_as_many_pods_as_it_needs_are_present(
+def test_gang_is_in_the_queue_when_as_many_pods_as_it_needs_are_present(
     third: list[Pod], shown: bool
 ) -> None:
     """The scheduler counts members in the same way (gang_members.py)."""
     pods = [pending(name, 14, labels=gang_labels("g", 3)) for name in "ab"]
-    assert [row.name for row in rows(*pods, *third)] == (["g"] if shown else [])
+    (row,) = rows(*pods, *third)
+    assert (row.name, row.position) == ("g", int(shown))
 
 
-def test_gang_is_no_row_when_a_member_is_about_to_go() -> None:
+def test_gang_is_below_the_queue_when_a_member_is_about_to_go() -> None:
     """Its successor does not exist yet."""
     going = gang("c", node="n", annotations=on_card(0, 14))
     going.metadata.deletion_timestamp = "2026-01-01T00:01:30Z"
     pods = [pending(name, 14, labels=gang_labels("g", 3)) for name in "ab"]
-    assert rows(*pods, going) == []
+    (row,) = rows(*pods, going)
+    assert (row.position, row.why) == (0, "gang g is incomplete: 2 of its 3 pods exist")
 
 
 def test_request_of_a_gang_is_the_sum_of_its_pods_when_they_differ() -> None:

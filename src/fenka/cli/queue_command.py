@@ -10,9 +10,12 @@ from fenka.cli import cluster, tables
 from fenka.cli.common_options import OutputOption, Target, short_duration
 from fenka.cli.error_report import print_error
 from fenka.cli.world import snapshot_here
+from fenka.cluster.objects import seconds
 from fenka.cluster.queue_snapshot import SchedulerOptions
+from fenka.cluster.refusals import MAX_PAUSE_S, REFUSED
+from fenka.cluster.training_objects import TrainingEvent
 from fenka.dialects.base import InvalidRecord
-from fenka.kubernetes.api_client import Api, ApiError
+from fenka.kubernetes.api_client import Api, ApiError, if_accepted
 from fenka.kubernetes.reader import read_cluster, read_scheduler_options
 from fenka.views.workloads import QueueRow
 
@@ -54,16 +57,33 @@ async def cluster_rows(api: Api, report: Callable[[str], None] = print_error) ->
         options = await read_scheduler_options(api)
     except (ApiError, InvalidRecord) as error:
         problem, options = error, SchedulerOptions()
-    snapshot, views = await asyncio.gather(
+    snapshot, refused, views = await asyncio.gather(
         # Finished pods count for what their namespaces have used.
         read_cluster(api, dialects=options.dialects, all_pods=True),
+        _read_refused(api),
         # It imports numpy, while the server answers.
         asyncio.to_thread(import_module, "fenka.views.cluster_queue"),
     )
     if problem is not None:
         report(f"cannot read the scheduler's options, so its defaults are assumed: {problem}")
-    rows: list[QueueRow] = views.cluster_queue(cluster.keep(snapshot), options, time.time())
+    rows: list[QueueRow] = views.cluster_queue(
+        cluster.keep(snapshot), options, time.time(), refused
+    )
     return rows
+
+
+async def _read_refused(api: Api) -> dict[str, str]:
+    """Return what the scheduler says of pods that another program refuses, by UID.
+
+    It says so by events, as a pod that may not be changed can carry no annotation of it.
+    """
+    listed = await if_accepted(
+        api.list("/api/v1/events", TrainingEvent, fieldSelector=f"reason={REFUSED}"), (403,)
+    )
+    oldest = time.time() - MAX_PAUSE_S
+    recent = [event for event in (listed[0] if listed else ()) if (seconds(event.at) or 0) > oldest]
+    recent.sort(key=lambda event: event.at)
+    return {event.involved_object.uid: event.message for event in recent}
 
 
 def table(rows: list[QueueRow], now: float) -> list[tuple[str, ...]]:
@@ -73,7 +93,7 @@ def table(rows: list[QueueRow], now: float) -> list[tuple[str, ...]]:
         head,
         *(
             (
-                str(row.position),
+                str(row.position or "-"),
                 row.name,
                 row.namespace,
                 str(row.priority),

@@ -639,6 +639,10 @@ class QueueState:
         """Return the refusal because of which the pod neither reserves nor preempts now; None without one."""
         return self._refusals.pause(entry_id(pod), now) if self._refusals else None
 
+    def has_nodes(self, pod: Pod) -> bool:
+        """Return whether a node could hold the pod without any allocations."""
+        return self._queue.has_nodes(pod)
+
     def paused_entries(self, now: float) -> list[tuple[PendingEntry, RefusedEntry]]:
         """Return the entries that neither reserve nor preempt because another program refuses them."""
         paused, members = self._refusals.paused(now), dict[str, list[Pod]]()

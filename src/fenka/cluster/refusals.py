@@ -9,6 +9,9 @@ from math import inf
 
 from fenka.cluster.mappings import RecentDict
 
+REFUSED = "FenkaRefused"
+"""Reason of the event on a pod that neither reserves nor preempts for some time."""
+
 FREE_REFUSALS = 1
 """RefusedEntries after which an entry is tried again at once."""
 

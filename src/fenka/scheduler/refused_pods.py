@@ -3,12 +3,9 @@
 from collections.abc import Callable
 
 from fenka.cluster.objects import Pod
-from fenka.cluster.refusals import RefusedEntry
+from fenka.cluster.refusals import REFUSED, RefusedEntry
 from fenka.kubernetes.api_client import ApiError
 from fenka.scheduler.event_reporter import Recorder
-
-REFUSED = "FenkaRefused"
-"""Reason of the event on a pod that neither reserves nor preempts for some time."""
 
 _OWN = frozenset({401, 404, 409, 410, 429})
 """Answers that are about the caller, the moment, or an object that is gone."""

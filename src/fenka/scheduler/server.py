@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice, starmap
+from itertools import chain, islice, starmap
 from math import ceil
 from typing import Any
 
@@ -22,7 +22,6 @@ from aiohttp import web
 from fenka import __version__
 from fenka.cluster.objects import Pod
 from fenka.cluster.placement import FilterResult
-from fenka.cluster.queue_snapshot import QueueSnapshot
 from fenka.cluster.state import ClusterSnapshot, ClusterState
 from fenka.core.errors import FenkaError
 from fenka.core.units import MIB
@@ -40,6 +39,8 @@ from fenka.server.pod_spans import PodSpans, pod_attributes
 from fenka.server.probes import add_probes
 from fenka.views.cluster_queue import queue_rows
 from fenka.views.node_rows import node_rows
+from fenka.views.unqueued_rows import unqueued_rows
+from fenka.views.workloads import QueueRow
 
 
 def inspect_text(cluster: ClusterState) -> Iterator[bytes]:
@@ -82,10 +83,27 @@ MAX_ENTRIES = 2000
 
 
 def queue_text(
-    state: ClusterState, scheduled: Callable[[], QueueSnapshot]
+    state: ClusterState, queue: QueueController, pods: Callable[[], list[Pod]]
 ) -> Callable[[], Iterator[bytes]]:
-    """Return what yields the JSON of the queue's first entries, in parts."""
-    return lambda: _array(islice(queue_rows(scheduled(), state), MAX_ENTRIES))
+    """Return what yields the JSON of the queue's first entries, in parts.
+
+    Pods that wait for something else than the queue come after them.
+    """
+    return lambda: _array(
+        chain(
+            islice(queue_rows(queue.state.snapshot, state), MAX_ENTRIES),
+            islice(_unqueued_rows(state, queue, pods()), MAX_ENTRIES),
+        )
+    )
+
+
+def _unqueued_rows(
+    state: ClusterState, queue: QueueController, pods: list[Pod]
+) -> Iterator[QueueRow]:
+    now = queue.now()
+    paused = {entry.id: refusal.sentence(now) for entry, refusal in queue.state.paused_entries(now)}
+    snapshot, has_nodes = queue.state.snapshot, queue.state.has_nodes
+    return unqueued_rows(pods, snapshot, state, has_nodes, paused, now)
 
 
 def nodes_text(state: ClusterState, pods: Callable[[], list[Pod]]) -> Callable[[], Iterator[bytes]]:
@@ -257,7 +275,7 @@ class Server:
         self._bodies = BodyReader(access.bounds)
         self._inspect_text = ThrottledText(lambda: inspect_text(cluster))
         self._screens = {
-            "queue": ThrottledText(queue_text(cluster, lambda: queue.state.snapshot)),
+            "queue": ThrottledText(queue_text(cluster, queue, pods)),
             "nodes": ThrottledText(nodes_text(cluster, pods)),
         }
 

@@ -5,31 +5,58 @@ scheduler knows are missing: reservations that have expired, and the use of pods
 (docs/understand/cluster-queue.md).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from fenka.cluster.objects import Pod
 from fenka.cluster.pending_queue import PendingQueue, gang_complete_by_label
 from fenka.cluster.pod_groups import group_key
 from fenka.cluster.queue_snapshot import QueueEntry, QueueSnapshot, SchedulerOptions
-from fenka.cluster.queue_state import UsageAccounting
+from fenka.cluster.queue_state import UsageAccounting, entry_id
 from fenka.cluster.state import ClusterSnapshot, ClusterState
 from fenka.core.backfill import complete
 from fenka.core.inventory import card_of
-from fenka.dialects.base import InvalidRecord
+from fenka.views.unqueued_rows import is_present, requested, unqueued_rows
 from fenka.views.workloads import QueueRow
 
 
 def cluster_queue(
-    snapshot: ClusterSnapshot, options: SchedulerOptions, now: float
+    snapshot: ClusterSnapshot,
+    options: SchedulerOptions,
+    now: float,
+    refused: Mapping[str, str] = MappingProxyType({}),
 ) -> list[QueueRow]:
-    """Return the pending requests of a cluster in order. now: Unix seconds."""
-    return list(queue_rows(schedule_queue(snapshot, options, now), snapshot.state))
+    """Return the pending requests of a cluster in order, and below them pods that wait for something else.
+
+    Args:
+        snapshot: the cluster.
+        options: the scheduler's.
+        now: Unix seconds.
+        refused: sentences about pods that neither reserve nor preempt, by UID.
+    """
+    pods = snapshot.pods
+    paused = {
+        entry_id(pod): refused[pod.metadata.uid] for pod in pods if pod.metadata.uid in refused
+    }
+    queue, scheduled = schedule_queue(snapshot, options, now, paused)
+    below = unqueued_rows(pods, scheduled, snapshot.state, queue.has_nodes, paused, now)
+    return [*queue_rows(scheduled, snapshot.state), *below]
 
 
 def schedule_queue(
-    snapshot: ClusterSnapshot, options: SchedulerOptions, now: float
-) -> QueueSnapshot:
-    """Return a cluster's queue, scheduled once. now: Unix seconds."""
+    snapshot: ClusterSnapshot,
+    options: SchedulerOptions,
+    now: float,
+    paused: Collection[str] = (),
+) -> tuple[PendingQueue, QueueSnapshot]:
+    """Return a cluster's queue, and the result of scheduling it once.
+
+    Args:
+        snapshot: the cluster.
+        options: the scheduler's.
+        now: Unix seconds.
+        paused: IDs of entries that are out of the queue.
+    """
     snapshot.state.topology_levels = options.topology_levels
     usage = UsageAccounting(snapshot.state, options.fairness)
     gangs: dict[str | None, list[Pod]] = {}
@@ -39,8 +66,7 @@ def schedule_queue(
         gang = group_key(pod)
         if gang is None:
             continue
-        is_alive = not pod.finished and pod.metadata.deletion_timestamp is None
-        if is_alive or pod.status.phase == "Succeeded":
+        if is_present(pod):
             gangs.setdefault(gang, []).append(pod)
 
     def is_complete(members: Sequence[Pod]) -> bool:
@@ -50,7 +76,8 @@ def schedule_queue(
     queue = PendingQueue(
         snapshot.state, options.policy, options.fairness, is_complete, uses=usage.uses
     )
-    return complete(queue.schedule(snapshot.pods, now))
+    pods = [pod for pod in snapshot.pods if entry_id(pod) not in paused]
+    return queue, complete(queue.schedule(pods, now))
 
 
 def queue_rows(scheduled: QueueSnapshot, state: ClusterState) -> Iterator[QueueRow]:
@@ -86,27 +113,13 @@ def _row(
         pending.name,
         pending.namespace,
         pending.priority,
-        _request(pending.pods),
+        requested(pending.pods),
         entry.requested_at,
         [f"{node}/{index}" for node, index in sorted(on_cards)],
         reservation.starts_by if reservation is not None else None,
         why,
         round(used[pending.namespace], 1),
     )
-
-
-def _request(pods: tuple[Pod, ...]) -> str:
-    """Return `8 aliyun.com/gpu-mem`, or for a gang `2 pods: 16 aliyun.com/gpu-mem`, the sum of all."""
-    total: dict[str, int] = {}
-    for pod in pods:
-        try:
-            amounts = pod.demand().amounts
-        except InvalidRecord:
-            continue
-        for name, amount in amounts.items():
-            total[name] = total.get(name, 0) + amount
-    text = ", ".join(f"{amount} {name}" for name, amount in total.items())
-    return text if len(pods) == 1 else f"{len(pods)} pods: {text}"
 
 
 def _cards(state: ClusterState) -> dict[str, tuple[str, int]]:

@@ -18,6 +18,7 @@ from fenka.dialects.base import SharedNode
 from fenka.views.board import WhatIf, WhatIfAnswer
 from fenka.views.board_sums import MAX_ADDED, what_if_sentence
 from fenka.views.cluster_queue import schedule_queue
+from fenka.views.unqueued_rows import unqueued_rows
 
 
 class InvalidClusterQuestion(FenkaError):
@@ -52,9 +53,11 @@ def what_if(
     for node in added:
         own.state.set_node(node)
     changed = ClusterSnapshot.of([*own.nodes, *added], own.pods, state=own.state)
-    scheduled = schedule_queue(changed, options, now)
+    queue, scheduled = schedule_queue(changed, options, now)
     starts = [entry.pending.name for entry in scheduled.entries if entry.placements]
     waits = [(entry.pending.name, entry.why) for entry in scheduled.entries if not entry.placements]
+    below = unqueued_rows(changed.pods, scheduled, changed.state, queue.has_nodes, {}, now)
+    waits += [(row.name, row.why) for row in below]
     return WhatIfAnswer(starts, waits, what_if_sentence(starts, waits))
 
 

@@ -363,7 +363,7 @@ class QueueRow:
     """A pending request; a gang is one.
 
     Attributes:
-        position: 1 is scheduled next.
+        position: 1 is scheduled next; 0 for a request that waits for something else than the queue.
         asks: the request as its user wrote it.
         since: Unix seconds.
         reserved: the cards that are reserved for it: indexes, on a cluster NODE/INDEX.

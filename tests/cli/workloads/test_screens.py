@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -371,6 +372,28 @@ def any_job(draw: st.DrawFn) -> TrainingJob:
     return TrainingJob(
         draw(TEXT), draw(TEXT), "u", "RUNNING", "mpijob", CREATED, None, (shown,), draw(TEXT)
     )
+
+
+@pytest.mark.parametrize(
+    ("status", "position", "why", "note"),
+    [
+        (
+            "PENDING",
+            2,
+            "too little memory",
+            "it waits at position 2 of the queue: too little memory",
+        ),
+        ("PENDING", None, "gang g is incomplete", "it waits: gang g is incomplete"),
+        ("PENDING", None, "", ""),
+        ("RUNNING", None, "old", ""),
+    ],
+)
+def test_reason_and_position_are_noted_when_a_job_waits(
+    status: JobStatus, position: int | None, why: str, note: str
+) -> None:
+    """`fenka get JOB` answered with the instances alone."""
+    waiting = replace(job(status=status), position=position, why=why)
+    assert screens.notes(waiting) == (["", f"Note: {note}"] if note else [])
 
 
 @given(st.lists(any_job(), max_size=4))

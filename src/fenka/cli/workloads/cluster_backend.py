@@ -273,7 +273,9 @@ async def _read_queue(api: Api) -> Queue | None:
     from fenka.cli.queue_command import cluster_rows
 
     rows = await if_accepted(cluster_rows(api, report=lambda _: None), (403,))
-    return None if rows is None else {(row.namespace, row.name): row.position for row in rows}
+    if rows is None:
+        return None
+    return {(row.namespace, row.name): row.position for row in rows if row.position}
 
 
 async def _delete(api: Api, root: Root, at_once: asyncio.Semaphore) -> None:

@@ -165,8 +165,16 @@ def notes(workload: Workload) -> list[str]:
     """Return what the user should know of a workload; nothing for most jobs."""
     if isinstance(workload, ServiceVersion):
         return ["", *(f"Note: {note}" for note in (workload.note, workload.why) if note)]
-    text = workload.note or blocked(workload)
+    text = workload.note or blocked(workload) or _waiting(workload)
     return ["", f"Note: {text}"] if text else []
+
+
+def _waiting(job: TrainingJob) -> str:
+    """Return a sentence about a job that waits; empty for other jobs, and if nothing is known."""
+    if job.status != "PENDING":
+        return ""
+    place = f"it waits at position {job.position} of the queue" if job.position else "it waits"
+    return f"{place}: {job.why}" if job.why else place if job.position else ""
 
 
 def blocked(job: TrainingJob) -> str:

@@ -1,0 +1,137 @@
+"""Rows of pods that request cards and wait for something else than the queue: they stand below it.
+
+A scheduling gate of another program, a gang without all its pods, a request that no node can hold, or a
+policy that refuses the pod. Pods change until they are old enough: kube-scheduler needs a moment for each.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from fenka.cluster.objects import QUEUE_GATE, Pod, seconds
+from fenka.cluster.pod_groups import group_key, pod_group
+from fenka.cluster.queue_snapshot import PendingEntry, QueueSnapshot
+from fenka.cluster.queue_state import entry_id
+from fenka.cluster.state import ClusterState
+from fenka.core.errors import listed
+from fenka.dialects.base import InvalidRecord
+from fenka.views.workloads import QueueRow
+
+SETTLED_S = 5.0
+"""Younger pods are not shown: most of them are placed or queued by then."""
+
+MAX_NAMES = 3
+
+BELOW = 0
+"""Position of a row that is not in the queue."""
+
+
+def unqueued_rows(
+    pods: Iterable[Pod],
+    scheduled: QueueSnapshot,
+    state: ClusterState,
+    has_nodes: Callable[[Pod], bool],
+    refused: Mapping[str, str],
+    now: float,
+) -> Iterator[QueueRow]:
+    """Yield a row for each pod or gang that waits for something else than the queue.
+
+    Args:
+        pods: all pods, or those without a node and the members of their gangs.
+        scheduled: the queue.
+        state: the cluster.
+        has_nodes: whether a node could hold a pod without any allocations.
+        refused: sentences of entries that neither reserve nor preempt, by ID.
+        now: Unix seconds.
+    """
+    waiting: dict[str, list[Pod]] = {}
+    gangs: dict[str, list[Pod]] = {}
+    for pod in pods:
+        gang = group_key(pod)
+        if gang is not None:
+            gangs.setdefault(gang, []).append(pod)
+        if _waits(pod, state) and entry_id(pod) not in scheduled:
+            waiting.setdefault(entry_id(pod), []).append(pod)
+    for name, entry_pods in sorted(waiting.items(), key=lambda item: _since(item[1], now)):
+        if now - _since(entry_pods, now) < SETTLED_S:
+            continue
+        why = refused.get(name) or _obstacle(entry_pods, gangs.get(name, []), has_nodes)
+        entry = PendingEntry(name, tuple(entry_pods))
+        yield QueueRow(
+            BELOW,
+            entry.name,
+            entry.namespace,
+            entry.priority,
+            requested(entry.pods),
+            _since(entry_pods, now),
+            why=why,
+        )
+
+
+def requested(pods: tuple[Pod, ...]) -> str:
+    """Return `8 aliyun.com/gpu-mem`, or for a gang `2 pods: 16 aliyun.com/gpu-mem`, the sum of all."""
+    total: dict[str, int] = {}
+    for pod in pods:
+        try:
+            amounts = pod.demand().amounts
+        except InvalidRecord:
+            continue
+        for name, amount in amounts.items():
+            total[name] = total.get(name, 0) + amount
+    text = ", ".join(f"{amount} {name}" for name, amount in total.items())
+    return text if len(pods) == 1 else f"{len(pods)} pods: {text}"
+
+
+def _waits(pod: Pod, state: ClusterState) -> bool:
+    if pod.spec.node_name or pod.finished or pod.metadata.deletion_timestamp is not None:
+        return False
+    demand = pod.demand(state.dialects)
+    return not state.is_assumed(pod.metadata.uid) and (
+        demand.requests_gpu or demand.invalid is not None
+    )
+
+
+def _since(pods: Iterable[Pod], now: float) -> float:
+    created = (seconds(pod.metadata.creation_timestamp) for pod in pods)
+    return min(now if at is None else at for at in created)
+
+
+def _obstacle(pods: list[Pod], gang: list[Pod], has_nodes: Callable[[Pod], bool]) -> str:
+    """Return why these pods are not in the queue. gang: all pods of their gang."""
+    for pod in pods:
+        gates = {gate.name for gate in pod.spec.scheduling_gates} - {QUEUE_GATE}
+        if gates:
+            names = listed(sorted(gates), MAX_NAMES)
+            return f"pod {pod.metadata.name} has scheduling gates that their owner must remove: {names}"
+    for pod in pods:
+        invalid = pod.demand().invalid
+        if invalid is not None:
+            return f"pod {pod.metadata.name} can never start as it is: {invalid}"
+    for pod in pods:
+        if not has_nodes(pod):
+            return (
+                f"no node could hold pod {pod.metadata.name}, even without other pods: fenka why "
+                f"{pod.full_name} says why"
+            )
+    return _missing(pods[0], gang) or next(
+        (f"kube-scheduler says: {pod.unschedulable}" for pod in pods if pod.unschedulable),
+        "kube-scheduler has not tried it yet: fenka why says what it waits for",
+    )
+
+
+def _missing(pod: Pod, gang: list[Pod]) -> str:
+    """Return how many pods the gang lacks; empty if it lacks none, or its size is in a PodGroup."""
+    if not gang or pod.spec.scheduling_group is not None:
+        return ""
+    try:
+        known = pod_group(pod, {})
+    except InvalidRecord as why:
+        return str(why)
+    present = sum(map(is_present, gang))
+    if known is None or present >= known.minimum:
+        return ""
+    return f"gang {known.name} is incomplete: {present} of its {known.minimum} pods exist"
+
+
+def is_present(pod: Pod) -> bool:
+    """Return whether the pod counts as a member of its gang, as the scheduler counts members."""
+    is_alive = not pod.finished and pod.metadata.deletion_timestamp is None
+    return is_alive or pod.status.phase == "Succeeded"

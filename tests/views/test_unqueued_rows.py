@@ -1,0 +1,71 @@
+"""Rows below the queue: pods that wait for something else, with what."""
+
+from typing import Any
+
+import pytest
+
+from fenka.cluster.objects import Pod
+from fenka.cluster.queue_snapshot import SchedulerOptions
+from fenka.cluster.state import ClusterSnapshot
+from fenka.core.queue import Fairness
+from fenka.views.cluster_queue import cluster_queue
+from fenka.views.unqueued_rows import SETTLED_S
+from fenka.views.workloads import QueueRow
+from tests.builders import T4_MIB, a_node, gang_labels, on_card
+from tests.fakes.queue import START, make, pending
+
+PLAIN = SchedulerOptions(fairness=Fairness(penalty_per_request_s=0))
+NODE = a_node("n", T4_MIB, T4_MIB)
+
+
+def rows(*pods: Pod, now: float = 100, refused: dict[str, str] | None = None) -> list[QueueRow]:
+    """Return the queue of these pods, `now` seconds after START."""
+    return cluster_queue(ClusterSnapshot.of([NODE], pods), PLAIN, START + now, refused or {})
+
+
+@pytest.mark.parametrize(
+    ("pod", "why"),
+    [
+        (
+            pending("p", 4, labels=gang_labels("g", 2)),
+            "gang g is incomplete: 1 of its 2 pods exist",
+        ),
+        (make("p", 4, spec={"schedulingGates": [{"name": "x/y"}]}), "their owner must remove: x/y"),
+        (pending("p", 99), "no node could hold pod p"),
+        (make("p", 4), "kube-scheduler has not tried it yet"),
+    ],
+)
+def test_pod_stands_below_the_queue_when_it_waits_for_something_else(pod: Pod, why: str) -> None:
+    """The queue was empty, and said that a new request starts at once."""
+    first, below = rows(pending("q", 14), pod)
+    assert (first.name, first.position) == ("q", 1)
+    assert below.position == 0
+    assert why in below.why
+
+
+def test_refused_pod_stands_below_and_holds_no_card_when_its_event_says_so() -> None:
+    """The next pod has the card."""
+    first, below = rows(
+        pending("p", 14, 0), pending("q", 14, 1), refused={"p": "refused its binding 2 times"}
+    )
+    assert (first.name, first.reserved) == ("q", ["n/0"])
+    assert (below.name, below.why) == ("p", "refused its binding 2 times")
+
+
+def test_gang_is_one_row_when_a_member_stops_it() -> None:
+    """Its requests are summed."""
+    labels: dict[str, Any] = {"labels": gang_labels("g", 2)}
+    (row,) = rows(pending("g-0", 4, **labels), pending("g-1", 99, **labels))
+    assert (row.position, row.name) == (0, "g")
+    assert row.asks.startswith("2 pods: 103 ")
+    assert "no node could hold pod g-1" in row.why
+
+
+def test_pod_is_not_shown_when_it_was_just_created() -> None:
+    """kube-scheduler needs a moment."""
+    assert rows(make("p", 4), now=SETTLED_S - 1) == []
+
+
+def test_pod_is_not_shown_when_it_runs_or_asks_for_no_card() -> None:
+    """Nothing of fenka's keeps it."""
+    assert rows(make("p", 4, node="n", annotations=on_card(0, 4)), make("q", 0)) == []

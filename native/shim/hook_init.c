@@ -12,9 +12,11 @@
 
 static bool initialized;
 static struct os_lock initializing; /* the environment has one value at a time */
+static __thread bool within;        /* the driver's cuInit has loaded a library that calls cuInit */
 
 void init_reset(void) {
     initialized = false;
+    within = false;
     initializing.held = 0;
 }
 
@@ -48,7 +50,9 @@ static CUresult init_chosen(unsigned int flags) {
     uint8_t chosen[FENKA_MAX_CARDS];
     unsigned count = visible_cards(driver_environment_given(), chosen);
     driver_environment_set(chosen, count);
+    within = true;
     CUresult result = REAL(cuInit)(flags);
+    within = false;
     driver_environment_restore();
     if (result != CUDA_SUCCESS && !(result == CUDA_ERROR_NO_DEVICE && count))
         return result;
@@ -61,7 +65,7 @@ static CUresult init_chosen(unsigned int flags) {
 CUresult cuInit(unsigned int flags) {
     if (!lease_ready() || !lease_lock_account())
         return LEASE_BROKEN;
-    if (__atomic_load_n(&initialized, __ATOMIC_ACQUIRE))
+    if (within || __atomic_load_n(&initialized, __ATOMIC_ACQUIRE))
         return REAL(cuInit)(flags);
     os_lock(&initializing);
     CUresult result = __atomic_load_n(&initialized, __ATOMIC_ACQUIRE) ? REAL(cuInit)(flags) : init_chosen(flags);

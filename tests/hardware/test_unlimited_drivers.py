@@ -1,5 +1,6 @@
 """The driver's parts for OpenCL, Vulkan, EGL and OpenGL among the files of a machine."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -60,4 +61,7 @@ def test_files_are_found_where_distributions_put_them(tmp_path: Path) -> None:
     assert unlimited_drivers.libraries([beside], None) == [
         tmp_path / "opt/libEGL_nvidia.so.550.54.14"
     ]
+    beside.joinpath("libGLX_nvidia.so.550.54.14").touch()
+    os.utime(beside, ns=(1, 1))
+    assert len(unlimited_drivers.libraries([beside], None)) == 2
     assert {*unlimited_drivers.vendor_files(tmp_path)} == {tmp_path / name for name in vendors}

@@ -103,7 +103,12 @@ def run_c(tmp_path: Path, lease: Lease, text: str, *flags: str) -> str:
     source.write_text("#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <stdio.h>\n" + text)
     program = compile_c(source, tmp_path / "program", *flags, "-ldl")
     ran = subprocess.run(
-        [str(program)], env=lease.environment(), capture_output=True, text=True, check=True
+        [str(program)],
+        env=lease.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     return ran.stdout
 
@@ -266,6 +271,28 @@ def test_environment_is_as_given_when_cuda_has_been_initialised(
     devices = 2 if given is None else len(given.split(",")) if given else 0
     assert ran.stdout.splitlines() == [f"{devices} {shown}", shown] * 3
     assert ran.stderr == ""
+
+
+def test_cuinit_returns_when_the_driver_calls_it_again(tmp_path: Path, lease: Lease) -> None:
+    """Libraries that a driver loads in its cuInit, as profilers are, may call cuInit themselves."""
+    source = tmp_path / "driver.c"
+    source.write_text(
+        "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <string.h>\n"
+        "int cuInit(unsigned f) { static int calls; if (calls++) return 0;"
+        ' return ((int (*)(unsigned))dlsym(RTLD_DEFAULT, "cuInit"))(f); }'
+        "int cuDeviceGetCount(int *n) { *n = 1; return 0; }"
+        'int cuDeviceGetUuid_v2(char *id, int d) { memcpy(id, "\\0\\0\\0\\0\\0\\0\\0\\0'
+        '\\0\\0\\0\\0\\0\\0\\0\\1", 16); return 0; }'
+    )
+    driver = tmp_path / "libcuda.so.1"
+    compile_c(source, driver, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
+    out = run_c(
+        tmp_path,
+        lease,
+        f'int main(void) {{ void *h = dlopen("{driver}", RTLD_NOW | RTLD_GLOBAL);'
+        ' printf("%d", ((int (*)(unsigned))dlsym(h, "cuInit"))(0)); }',
+    )
+    assert out == "0"
 
 
 def test_program_is_unaffected_when_it_uses_no_gpu(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ They open the card's device files themselves and call no function of libcuda, so
 slice does not get them, unless it is allowed to use them.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -71,11 +73,24 @@ def libraries(beside: Iterable[Path], root: Path | None = Path("/")) -> list[Pat
     places = [*beside]
     if root is not None:
         places += [root / directory.format(machine=machine) for directory in LIBRARY_DIRECTORIES]
-    named = (
-        path for place in dict.fromkeys(places) for path in _files(place) if is_unlimited(path.name)
-    )
+    return [*_libraries_in(_stamped(places))]
+
+
+def _stamped(directories: Iterable[Path]) -> tuple[tuple[Path, int], ...]:
+    """Return the directories that exist, each once, with the time of their last change."""
+    stamped = dict[Path, int]()
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            stamped[directory] = directory.stat().st_mtime_ns
+    return (*stamped.items(),)
+
+
+@lru_cache(maxsize=8)
+def _libraries_in(stamped: tuple[tuple[Path, int], ...]) -> tuple[Path, ...]:
+    """Return `libraries` of directories, some of which have thousands of files."""
+    named = (path for place, _ in stamped for path in _files(place) if is_unlimited(path.name))
     real = (path.resolve() for path in named)
-    return [*dict.fromkeys(path for path in real if path.is_file())]
+    return (*dict.fromkeys(path for path in real if path.is_file()),)
 
 
 def vendor_files(root: Path = Path("/")) -> list[Path]:

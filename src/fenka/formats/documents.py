@@ -95,9 +95,13 @@ def check_names(value: Any, kind: Any) -> None:
     reader.raise_first()
 
 
+MAX_COMPARED = 100
+"""Characters of a name that is compared with known ones. The time grows with the square of the length."""
+
+
 def similar(text: str, known: Collection[str]) -> str:
     """Return the end of a sentence that asks for the known text that was meant; empty if none is near."""
-    near = get_close_matches(text, known, n=1)
+    near = get_close_matches(text, known, n=1) if len(text) <= MAX_COMPARED else []
     return f": did you mean {near[0]}?" if near else ""
 
 

@@ -82,6 +82,8 @@ def test_resources_are_those_of_device_and_environment(
             "no parameter 'FENKA_GPU_MEN': did you mean FENKA_GPU_MEM",
         ),
         ("slice=4", ["FENKA_X=5"], "no parameter 'FENKA_X': leave it out"),
+        # To look for a near name among this many characters would take the daemon's time.
+        ("slice=4", [f"FENKA_GPU_MEM{'M' * 3_900_000}=5"], "MM': leave it out"),
         ("slice=4", ["FENKA_CARDS=two"], "FENKA_CARDS='two' is no whole number"),
         ("slice=4", ["FENKA_CARDS=0"], "FENKA_CARDS at least 1"),
         ("slice=4", ["FENKA_GPU_CORE=101"], "from 1 to 100"),

@@ -141,7 +141,7 @@ def test_restarted_container_has_its_slice_at_once(t4: Workstation) -> None:
     former.start("slice=14")
     former.results()
     former.kill()
-    again = MiniContainer(t4, 15079, id=former.id)
+    again = MiniContainer(t4, 15078, id=former.id)
     again.start("slice=14")
     assert again.results() == [0]
     assert again.await_state("running")["pid"] == again.init
@@ -160,13 +160,32 @@ def test_kept_slice_is_its_containers_next_start_s(t4: Workstation) -> None:
     former.kill()
     eventually(lambda: not t4.jobs()[former.name]["pids"])
     assert " kept " in t4.ok("ps")
-    again = MiniContainer(t4, 15079, "FENKA_KEEP=10m", id=former.id)
+    again = MiniContainer(t4, 15078, "FENKA_KEEP=10m", id=former.id)
     again.start("slice=14")
     assert again.results() == [0]
     again.kill()
     eventually(lambda: not t4.jobs()[again.name]["pids"])
     t4.ok("stop", again.name)
     assert waiting.results() == [0]
+
+
+def test_kept_slice_stays_when_another_user_s_container_claims_its_id(station: Workstation) -> None:
+    """An id is what the hook's caller says. The stranger waits for room, as with any other id."""
+    station.start("--simulate", "T4", "--charge", "annotation")
+    former = MiniContainer(station, 1, "FENKA_KEEP=10m")
+    former.config["annotations"] = {"fenka.io/user": "nobody"}
+    former.start("slice=14")
+    former.results()
+    former.kill()
+    eventually(lambda: not station.jobs()[former.name]["pids"])
+    claiming = MiniContainer(station, 1, "FENKA_NAME=stranger", id=former.id)
+    claiming.config["annotations"] = {"fenka.io/user": "daemon"}
+    claiming.start("slice=1")
+    claiming.program.says()
+    jobs = station.jobs()
+    assert (jobs[former.name]["user"], jobs["stranger"]["state"]) == ("nobody", "waiting")
+    station.ok("stop", former.name)
+    assert claiming.results() == [0]
 
 
 def test_stop_ends_a_container_and_names_its_engine(t4: Workstation) -> None:

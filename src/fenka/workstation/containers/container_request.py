@@ -8,13 +8,13 @@ which gives a container those of its image.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, Literal
 
 import msgspec
 
 from fenka.core.errors import FenkaError
 from fenka.core.request import COMPUTE_MODES
+from fenka.formats.documents import similar
 from fenka.formats.quantities import parse_duration
 from fenka.isolation.lease_files import decode_json
 from fenka.jobs.job_spec import GpuResources, JobSpec
@@ -160,9 +160,10 @@ def _values(environment: Mapping[str, str], annotations: Mapping[str, str]) -> d
     for name, key, value in _given(environment, annotations):
         known = (*_PARAMETERS, *(_ONLY_ANNOTATIONS if name.startswith(_ANNOTATION) else ()))
         if key not in known:
-            similar = get_close_matches(key, known)
-            hint = f"did you mean {_PREFIX}{similar[0]}?" if similar else "leave it out"
-            raise InvalidContainer(f"there is no parameter {_shown(name)}: {hint}")
+            hint = similar(f"{_PREFIX}{key}", [f"{_PREFIX}{other}" for other in known])
+            raise InvalidContainer(
+                f"there is no parameter {_shown(name)}{hint or ': leave it out'}"
+            )
         if len(value) > _MAX_VALUE:
             raise InvalidContainer(f"{name} has more than {_MAX_VALUE} characters")
         if value:

@@ -182,11 +182,12 @@ class HookServer:
         else:
             self._check_free(pid)
             uid, spec = self._payer(caller, request)
-            await self._settle(request.id)
-            job = self._new_job(caller, request, spec, replace(init, uid=uid))
+            account = caller.account if caller.process.uid else uid
+            await self._settle(request.id, account)
+            job = self._new_job(account, request, spec, replace(init, uid=uid))
             controller.clients.add(job.queue_id, client)
         try:
-            former = self._kept(request.id)
+            former = self._kept(request.id, job.account)
             if former and (former.request, former.uid) == (job.request, job.uid):
                 controller.succeed(former, job)
             elif client.answer is None:
@@ -223,12 +224,20 @@ class HookServer:
                 return job
         return None
 
-    def _kept(self, container: str) -> Job | None:
+    def _starts(self, container: str, account: int) -> list[Job]:
+        """Return the jobs of an account that are starts of a container.
+
+        The id is what the caller says, so others' containers of this id are other containers.
+        """
+        return [
+            job
+            for job in self._controller.broker.jobs.values()
+            if job.in_container and job.in_container.id == container and job.account == account
+        ]
+
+    def _kept(self, container: str, account: int) -> Job | None:
         """Return the former start of a container, if its slice is kept."""
-        for job in self._controller.broker.jobs.values():
-            if job.kept and job.in_container and job.in_container.id == container:
-                return job
-        return None
+        return next((job for job in self._starts(container, account) if job.kept), None)
 
     def _check_free(self, pid: int) -> None:
         lease = self._controller.processes.lease_of(pid)
@@ -244,13 +253,9 @@ class HookServer:
             f"this container is in the slice of {job.name} already: leave out its device of fenka"
         )
 
-    async def _settle(self, container: str) -> None:
+    async def _settle(self, container: str, account: int) -> None:
         """Release the slice of the container's former start, whose end may not have been noticed yet."""
-        former = [
-            job
-            for job in self._controller.broker.jobs.values()
-            if job.in_container and job.in_container.id == container and not job.kept
-        ]
+        former = [job for job in self._starts(container, account) if not job.kept]
         if not former:
             return
         scan = await self._controller.processes.scan()
@@ -260,12 +265,11 @@ class HookServer:
                 self._controller.on_exit(job.id)
 
     def _new_job(
-        self, caller: Caller, request: DeviceRequest, spec: JobSpec, init: PeerProcess
+        self, account: int, request: DeviceRequest, spec: JobSpec, init: PeerProcess
     ) -> Job:
-        """Return a new job. Raises InvalidContainer, QuotaExceeded, NotInLease, OSError."""
-        broker, kept = self._controller.broker, self._kept(request.id)
+        """Return a new job of an account. Raises InvalidContainer, QuotaExceeded, NotInLease, OSError."""
+        broker, kept = self._controller.broker, self._kept(request.id, account)
         known = [job for job in broker.jobs.values() if job is not kept]
-        account = caller.account if caller.process.uid else init.uid
         try:
             spec = with_time_limit(spec, broker, account)
             (job,) = create_jobs(spec, init, broker.node.unit_mib, known, time.time(), account)

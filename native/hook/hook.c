@@ -197,6 +197,21 @@ static bool receive(int connection, struct mounts *mounts) {
 
 static char root[4096]; /* of the container's files, as mountinfo has it */
 
+/* Decode the escapes of a field of mountinfo in place: the kernel writes blanks, newlines and backslashes in octal. */
+static void decode_octal(char *field) {
+    char *to = field;
+    for (const char *at = field; *at; to++) {
+        if (at[0] == '\\' && at[1] >= '0' && at[1] <= '3' && at[2] >= '0' && at[2] <= '7' && at[3] >= '0' &&
+            at[3] <= '7') {
+            *to = (char)((at[1] - '0') * 64 + (at[2] - '0') * 8 + (at[3] - '0'));
+            at += 4;
+        } else {
+            *to = *at++;
+        }
+    }
+    *to = 0;
+}
+
 /* Return a line's mount point, if it is the wanted one: a path, or without one the place of the lease. A line of
  * mountinfo: "36 35 98:0 /root /point options … - type source …". */
 static char *mount_point(char *line, const char *path) {
@@ -208,6 +223,7 @@ static char *mount_point(char *line, const char *path) {
     if (!point || !strchr(point + 1, ' '))
         return NULL;
     *strchr(++point, ' ') = 0;
+    decode_octal(point);
     return !path || !strcmp(point, path) ? point : NULL;
 }
 

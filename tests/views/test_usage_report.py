@@ -17,6 +17,7 @@ from fenka.views.usage_report import (
     record_cost,
     total_row,
     usage_rows,
+    visible_to,
 )
 from tests.views.usage_records import A10, ANNA, BEN, DAY, PRICES, RECORDS, T4, held
 
@@ -122,3 +123,15 @@ def test_days_stay_apart_when_a_bill_is_made() -> None:
         record.day for record in grouped([held(ANNA, 1), held(ANNA, 1, DAY + 1)], "job", daily=True)
     ]
     assert days == [DAY, DAY + 1]
+
+
+def test_others_are_one_sum_without_names_when_a_user_reads() -> None:
+    """Nothing of the sums is lost, so that all lines together still are cards × time."""
+    mine = visible_to(RECORDS, ANNA.uid)
+    for by in ("user", "team", "job"):
+        rows, all_rows = usage_rows(mine, by, PRICES), usage_rows(RECORDS, by, PRICES)
+        assert {row.owner or row.name for row in rows if row.kind is LineKind.HELD} == {
+            ANNA.team if by == "team" else "anna",
+            "others",
+        }
+        assert sum(row.card_hours for row in rows) == sum(row.card_hours for row in all_rows)

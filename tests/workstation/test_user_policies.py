@@ -17,7 +17,11 @@ from fenka.core.users.caps import NO_CAPS
 from fenka.workstation import protocol
 from fenka.workstation.broker import Broker, Effect, GrantLease, RejectJob
 from fenka.workstation.files import InvalidState
-from fenka.workstation.users.user_policies import UserPolicies, machine_zone
+from fenka.workstation.users.user_policies import (
+    MAX_BOOKINGS_PER_USER,
+    UserPolicies,
+    machine_zone,
+)
 from fenka.workstation.users.user_requests import UserRequests
 from fenka.workstation.users.users_file import InvalidUsersFile
 from tests.builders import T4_MIB, job
@@ -421,6 +425,21 @@ def test_only_who_is_named_may_book_and_cancel(machine: Machine) -> None:
     machine.ask(BOB, protocol.CancelBooking(booking.id))
     assert machine.listed() == []
     assert machine.changes == 2
+
+
+def test_user_cannot_book_when_he_has_many_bookings(machine: Machine) -> None:
+    """Others may still book, and root has no limit but the machine's."""
+    machine.write("version = 1\nbook.may = ['user:61001', 'user:61002']\n")
+    machine.policies.reload()
+    days = [
+        f"{datetime.fromtimestamp(machine.now + number * 86400, BERLIN):%Y-%m-%d} 09:00"
+        for number in range(1, 23)
+    ]
+    for day in days[:MAX_BOOKINGS_PER_USER]:
+        machine.ask(BOB, protocol.BookCards(1, day, "10:00"))
+    with pytest.raises(FenkaError, match="you have 20 bookings, the limit for one user"):
+        machine.ask(BOB, protocol.BookCards(1, days[-2], "10:00"))
+    machine.ask(ALICE, protocol.BookCards(1, days[-1], "10:00"))
 
 
 def test_quota_is_one_s_own_and_root_s_everybody_s(machine: Machine) -> None:

@@ -54,6 +54,20 @@ class UsageRow(msgspec.Struct, frozen=True):
     cost: Decimal | None
 
 
+OTHERS = Holder("", name="others", user="others", team="others", namespace="others")
+"""The holder of what other users than the reader have held."""
+
+
+def visible_to(records: Iterable[UsageRecord], uid: int) -> list[UsageRecord]:
+    """Return the records as a user may read them: their own, and the sums of all others without names."""
+    return [
+        record
+        if record.kind is not LineKind.HELD or record.holder.uid == uid
+        else msgspec.structs.replace(record, holder=OTHERS)
+        for record in records
+    ]
+
+
 def grouped(
     records: Iterable[UsageRecord], by: UsageGroup, *, daily: bool = False
 ) -> list[UsageRecord]:

@@ -270,7 +270,8 @@ class RequestHandler:
             case protocol.CreateTicket() | protocol.GetDeviceAccess():
                 client.send(self._serve_containers(client, message))
             case protocol.GetHistory() | protocol.GetUsage():
-                client.send(await self.recorder.answer(message))
+                reader = None if _owns_daemon(client) else client.uid
+                client.send(await self.recorder.answer(message, reader))
             case (
                 protocol.GetQuotas()
                 | protocol.BookCards()

@@ -97,8 +97,15 @@ def notify(state: str) -> None:
 
 
 def log(message: str) -> None:
-    """Print one line, shortened if it is very long."""
-    print(f"fenka daemon: {message!s:.2000}".replace("\n", " "), file=sys.stderr, flush=True)
+    """Print one line, shortened if it is very long.
+
+    Unprintable characters are escaped. Users choose names, and a terminal executes escape sequences.
+    """
+    line = "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in f"{message!s:.2000}".replace("\n", " ")
+    )
+    print(f"fenka daemon: {line}", file=sys.stderr, flush=True)
 
 
 def log_unhandled(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from fenka.workstation.accepting import Caller
 from fenka.workstation.containers.container_request import InvalidContainer
 from fenka.workstation.containers.hook_server import _check_init
 from tests.workstation.conftest import Workstation, eventually
-from tests.workstation.containers.runtime import HOOK, MiniContainer, sealed, send_request
+from tests.workstation.containers.runtime import HOOK, PLACE, MiniContainer, sealed, send_request
 from tests.workstation.users import User, as_root, stranger, victim  # noqa: F401
 
 pytestmark = as_root
@@ -275,6 +275,14 @@ def test_limits_change_while_it_runs(t4: Workstation) -> None:
     container.results()
     t4.ok("resize", container.name, "--gpu-mem", "6")
     assert t4.jobs()[container.name]["slices"][0]["memory_mib"] == 15079 * 6 // 14
+
+
+def test_container_has_its_slice_when_its_root_has_a_blank_in_its_path(t4: Workstation) -> None:
+    """The kernel writes such a path with `\\040`. Only a root that is seen from outside has one."""
+    place = PLACE.replace("/run/fenka", "'/run/my root/fenka'")
+    place = f"mkdir -p '/run/my root/fenka' && {place}"
+    container = MiniContainer(t4, 1, place=place)
+    assert container.hook() == ""
 
 
 def test_container_without_a_place_is_refused(t4: Workstation) -> None:

@@ -23,7 +23,7 @@ from fenka.history.recorder import HistoryRecorder
 from fenka.history.series import FigureSeries, HistoryEvent, Holder, UsageRecord
 from fenka.isolation import account
 from fenka.isolation.compute_feedback import ComputeFeedback
-from fenka.views.usage_report import grouped
+from fenka.views.usage_report import grouped, visible_to
 from fenka.workstation import paths, protocol
 from fenka.workstation.broker import Broker
 from fenka.workstation.cards import CardObserver
@@ -187,14 +187,17 @@ class MachineRecorder:
             await self._recorder.close(int(time.time()), CLOSE_TIMEOUT_S)
 
     async def answer(
-        self, request: protocol.GetHistory | protocol.GetUsage
+        self, request: protocol.GetHistory | protocol.GetUsage, reader: int | None
     ) -> protocol.HistoryRead | protocol.UsageRead:
-        """Return what a client requests of the history. Raises NoHistory."""
+        """Return what a client requests of the history. Raises NoHistory.
+
+        reader: The user whose jobs are named in sums; None for all users'.
+        """
         if self._config.no_history:
             raise NoHistory("this daemon records no history: start it without --no-history")
         if isinstance(request, protocol.GetHistory):
             return await self._history(request)
-        return await self._usage(request)
+        return await self._usage(request, reader)
 
     async def _history(self, request: protocol.GetHistory) -> protocol.HistoryRead:
         """Return the history of a job, of a card, or of all cards."""
@@ -219,7 +222,7 @@ class MachineRecorder:
         known = {name: values for name, values in series.items() if values is not None}
         return protocol.HistoryRead(known, events or [], self._recorder.problem)
 
-    async def _usage(self, request: protocol.GetUsage) -> protocol.UsageRead:
+    async def _usage(self, request: protocol.GetUsage, reader: int | None) -> protocol.UsageRead:
         """Return sums of the ledger until now."""
         self._observe()
         await self._recorder.write(int(time.time()))
@@ -229,6 +232,8 @@ class MachineRecorder:
 
         def read(store: HistoryStore) -> tuple[list[UsageRecord], int | None]:
             records = store.usage(since, until) or []
+            if reader is not None:
+                records = visible_to(records, reader)
             return grouped(records, request.by, daily=request.daily), store.first_day()
 
         records, first_day = await self._recorder.read(read)

@@ -43,6 +43,9 @@ AHEAD = timedelta(days=15)
 
 MAX_BOOKINGS = 100
 
+MAX_BOOKINGS_PER_USER = 20
+"""Of a user other than root and the daemon's own, so that nobody has all of them."""
+
 MAX_ID_DIGITS = 10
 """Of a uid or gid."""
 

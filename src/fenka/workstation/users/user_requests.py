@@ -17,6 +17,7 @@ from fenka.workstation.job import Job
 from fenka.workstation.users.user_policies import (
     MAX_AHEAD,
     MAX_BOOKINGS,
+    MAX_BOOKINGS_PER_USER,
     BookingRecord,
     UserPolicies,
 )
@@ -166,6 +167,11 @@ class UserRequests:
             )
         if len(self.policies.bookings) >= MAX_BOOKINGS:
             raise CannotBook(f"there are {MAX_BOOKINGS} bookings: cancel some first")
+        own = sum(record.uid == uid for record in self.policies.bookings.values())
+        if not owner and own >= MAX_BOOKINGS_PER_USER:
+            raise CannotBook(
+                f"you have {own} bookings, the limit for one user: cancel some first, or make one --weekly"
+            )
         if request.end_others_s is not None:
             if not owner:
                 raise CannotBook("only root may end others' jobs: book without --end-others")

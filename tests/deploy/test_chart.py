@@ -51,6 +51,29 @@ def test_values_of_the_former_metrics_adapter_are_ignored() -> None:
 
 
 @needs_helm
+def test_every_pod_is_kept_on_linux_when_a_cluster_has_other_nodes() -> None:
+    """There is no image for other systems: a pod there would never start. Values may say more."""
+    selector = {"nodeSelector": {"pool": "infra"}}
+    objects = render(
+        scheduler=selector,
+        secondScheduler={"enabled": True, **selector},
+        dashboard={"page": {"enabled": True}},
+        simulatedCards=[T4],
+    )
+    kinds = {"Deployment", "DaemonSet", "Job", "Pod"}
+    pods = [
+        item if item["kind"] == "Pod" else item["spec"]["template"]
+        for item in objects
+        if item["kind"] in kinds
+    ]
+    assert len(pods) > 4
+    for pod in pods:
+        assert pod["spec"]["nodeSelector"]["kubernetes.io/os"] == "linux"
+    scheduler = pod_of(find(objects, "Deployment", "fenka-scheduler"))
+    assert scheduler["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "infra"}
+
+
+@needs_helm
 def test_scheduler_runs_unprivileged_on_a_read_only_root() -> None:
     """It needs no privileges on its node and no GPU."""
     pod = pod_of(find(render(), "Deployment", "fenka-scheduler"))
@@ -230,7 +253,7 @@ def test_simulated_cards_are_not_restarted_when_fenka_is_upgraded() -> None:
     assert container["args"] == ["sim", "node", "T4", "--directory", "/run/fenka/simulated"]
     simulated = pod_of(find(objects, "DaemonSet", "fenka-node-simulated-0"))
     assert "--simulated=/run/fenka/simulated" in simulated["containers"][0]["args"]
-    assert simulated["nodeSelector"] == T4["nodeSelector"]
+    assert simulated["nodeSelector"] == {"kubernetes.io/os": "linux", "fenka.io/simulated": "t4"}
     excluded = {"key": "fenka.io/simulated", "operator": "NotIn", "values": ["t4"]}
     for term in terms(find(objects, "DaemonSet", "fenka-node")):
         assert excluded in term["matchExpressions"]

@@ -129,3 +129,8 @@ items:
   - {key: tls.crt, path: client.crt}
   - {key: tls.key, path: client.key}
 {{- end }}
+
+{{/* A node selector that keeps pods off nodes of other operating systems, for which there is no image. */}}
+{{- define "fenka.linux" -}}
+{{- mergeOverwrite (dict "kubernetes.io/os" "linux") (deepCopy (. | default dict)) | toYaml -}}
+{{- end }}

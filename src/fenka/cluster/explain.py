@@ -8,6 +8,7 @@ Cards are evaluated as the scheduler does. Of kube-scheduler's own rules those a
 as such (cordons, taints, selectors) and GPU resources. For all others its message on the pod stands.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ from fenka.core.inventory import Node as CoreNode
 from fenka.core.mig.instances import GANG_IN_INSTANCES
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
 from fenka.core.request import ANY_INSTANCE, ComputeMode, Request, Slice
-from fenka.core.units import card_units, format_units, mib_to_units
+from fenka.core.units import MIB, card_units, format_units, mib_to_units
 from fenka.dialects import ack, base, gpushare, nodes
 from fenka.dialects.base import InvalidRecord, SharedNode, driver_uuid
 from fenka.dialects.card_records import card_at
@@ -336,9 +337,11 @@ class _SharedCards(_Evaluation):
 
     def _never(self) -> str | None:
         """Return the core's hint if the pod cannot be placed even on empty cards."""
+        shared = self._state.shared_nodes()
+        if shared and (suffixed := suffixed_amount(self._pod, shared[0].unit_mib)):
+            return f"it can never start as it is: {suffixed}"
         if self._pod.demand().invalid is not None:
             return self._pod.demand().invalid
-        shared = self._state.shared_nodes()
         names = self._state.instance_nodes(
             self._pod, (shared_node.node.name for shared_node in shared)
         )
@@ -384,7 +387,9 @@ class _SharedCards(_Evaluation):
             amount = f"{format_units(units)} units on card {cards}"
             if held.pod.demand().in_instances:
                 amount = ", ".join(map(of_instance, held.slices))
-            hints.append(f"it starts when {name} ends ({amount} of {held.node})")
+            hints.append(
+                f"it starts when {name} ends ({amount} of {held.node}){not_started(held.pod)}"
+            )
         return hints
 
     def _may_make_room(self, name: str) -> list[PodAllocation]:
@@ -415,6 +420,28 @@ class _SharedCards(_Evaluation):
         fits = isinstance(verdict, Feasible) and node is not None and not self._too_few_units(node)
         self._state.set_pod(held.pod)
         return fits
+
+
+def suffixed_amount(pod: Pod, unit_mib: int) -> str:
+    """Return how to write an amount of units that was written with a suffix of bytes; empty without one."""
+    for container in pod.request.containers:
+        text = str(container.resources.get(gpushare.MEMORY, ""))
+        if text.endswith(("Ki", "Mi", "Gi", "Ti")):
+            units = max(math.ceil(base.parse_quantity(text) / (unit_mib * MIB)), 1)
+            unit = "GiB" if unit_mib == base.GIB_MIB else f"{unit_mib} MiB"
+            return (
+                f"{gpushare.MEMORY}: {text} is {base.parse_quantity(text)} units; units are {unit} here: "
+                f"write {units}"
+            )
+    return ""
+
+
+def not_started(pod: Pod) -> str:
+    """Return that a pod which holds a card has not started, as the end of a sentence; empty if it has."""
+    if pod.status.phase != "Pending":
+        return ""
+    since = f" since {pod.metadata.creation_timestamp}" if pod.metadata.creation_timestamp else ""
+    return f"; {pod.full_name} has not started{since}: fenka why {pod.full_name} says why"
 
 
 class _Evaluator(PodEvaluator):

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define FENKA_NODE_MAGIC 0x45444f4e414b4e46 /* "FNKANODE" */
-#define FENKA_NODE_VERSION 5
+#define FENKA_NODE_VERSION 6
 #define FENKA_NODE_CARDS 16
 #define FENKA_NODE_SLOTS 1024
 /* The idle time of a card: 2.56 s in buckets of 10 ms. */
@@ -74,8 +74,9 @@ struct fenka_node_card {
     char name[64];
     char serial[32];
     char pci_bus_id[32];
-    uint64_t memory_bytes;
-    uint64_t context_bytes; /* charged once per process that has a context on the card */
+    uint64_t memory_bytes;   /* as NVML reports it, with what the driver reserves */
+    uint64_t reserved_bytes; /* of these: the driver's own, which no program gets */
+    uint64_t context_bytes;  /* charged once per process that has a context on the card */
     uint32_t sm_count;
     uint32_t compute_major;
     uint32_t compute_minor;
@@ -84,6 +85,8 @@ struct fenka_node_card {
     uint32_t max_sm_clock_mhz;
     uint32_t max_memory_clock_mhz;
     uint32_t fan_percent; /* 0 = the card has no fan */
+    uint32_t unified;     /* 1 = its memory is the machine's, so NVML reports none */
+    uint32_t padding;
 };
 
 /* The time line of a card, or of one of its compute instances. */

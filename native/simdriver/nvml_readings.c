@@ -3,6 +3,9 @@
 #include "nvml_device.h"
 #include "timeline.h"
 
+#include <stdlib.h>
+
+#define FIRST_WITH_RESERVE 510 /* the first driver that reports its reserve */
 #define IDLE_C 30
 #define BUSY_C 75
 #define IDLE_CLOCK_MHZ 300
@@ -14,33 +17,44 @@ static uint32_t between(uint32_t low, uint32_t high, uint32_t thousandths) {
     return high <= low ? low : low + (uint32_t)((uint64_t)(high - low) * thousandths / 1000);
 }
 
-nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
+/* total = reserved + used + free. An instance has no reserve of its own. */
+static nvmlReturn_t memory_of(nvmlDevice_t device, nvmlMemory_v2_t *memory) {
     struct nvml_target target;
     TRY(nvml_target(device, &target));
+    const struct fenka_node_card *card = &node_state->cards[target.card];
+    if (card->unified)
+        return NVML_ERROR_NOT_SUPPORTED;
+    uint32_t mark = target.mig ? mig_mark(target.instance) : 0;
+    uint64_t size = sim_memory_size(target.card, mark), used = sim_memory_used(target.card, mark);
+    memory->reserved = mark ? 0 : card->reserved_bytes;
+    memory->total = size + memory->reserved;
+    memory->used = used > size ? size : used; /* a charge that is about to be refunded */
+    memory->free = size - memory->used;
+    return NVML_SUCCESS;
+}
+
+/* The first version counts the reserve as used, as the driver does. */
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
+    nvmlMemory_v2_t all;
+    TRY(nvml_ready());
     if (!memory)
         return NVML_ERROR_INVALID_ARGUMENT;
-    uint32_t mark = target.mig ? mig_mark(target.instance) : 0;
-    memory->total = sim_memory_size(target.card, mark);
-    memory->used = sim_memory_used(target.card, mark);
-    if (memory->used > memory->total) /* a charge that is about to be refunded */
-        memory->used = memory->total;
-    memory->free = memory->total - memory->used;
+    TRY(memory_of(device, &all));
+    memory->total = all.total;
+    memory->used = all.used + all.reserved;
+    memory->free = all.free;
     return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory) {
-    nvmlMemory_t plain;
     TRY(nvml_ready());
     if (!memory)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (memory->version != nvmlMemory_v2)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    TRY(nvmlDeviceGetMemoryInfo(device, &plain));
-    memory->total = plain.total;
-    memory->reserved = 0;
-    memory->free = plain.free;
-    memory->used = plain.used;
-    return NVML_SUCCESS;
+    if (atoi(node_state->driver_version) < FIRST_WITH_RESERVE)
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    return memory_of(device, memory);
 }
 
 nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory) {

@@ -28,7 +28,7 @@ uint64_t sim_memory_total(uint32_t card) {
 uint64_t sim_memory_size(uint32_t card, uint32_t mark) {
     struct mig_instance instance;
     if (!mig_unmark(mark, &instance))
-        return node_state->cards[card].memory_bytes;
+        return node_state->cards[card].memory_bytes - node_state->cards[card].reserved_bytes;
     return (uint64_t)mig_profile_of(&node_state->mig[card], instance.gpu)->memory_mib << 20;
 }
 

@@ -18,7 +18,8 @@ uint64_t sim_memory_taken(uint64_t bytes);
 bool sim_memory_charge(uint32_t card, uint64_t bytes);
 void sim_memory_release(uint32_t card, uint64_t bytes);
 uint64_t sim_memory_total(uint32_t card);
-/* Of an instance of a card, by the mark that its processes have; 0 = of the whole card. */
+/* Of an instance of a card, by the mark that its processes have; 0 = of the whole card. Without what the driver
+ * reserves. */
 uint64_t sim_memory_size(uint32_t card, uint32_t mark);
 uint64_t sim_memory_used(uint32_t card, uint32_t mark);
 /* The mark of this process. */

@@ -242,7 +242,12 @@ NONE_SUCH = frozenset({"A100"})
         (units(1), [], ""),
         # 512 // 1024 = 0: less than one unit is no advice
         (units(1), [node(512)], "no card here has a whole unit of memory"),
-        (Request(Memory(1, None)), [node(0, 512)], "no card here has a whole unit of memory"),
+        (
+            Request(Memory(1, None)),
+            [node(0, 512)],
+            "the driver reports no memory of Tesla T4, so the size must be configured: on a workstation with "
+            "`fenka daemon --card-memory 96GiB`",
+        ),
         (
             units(1, cards=2),
             [node(512, 1024)],

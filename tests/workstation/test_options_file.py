@@ -64,7 +64,8 @@ def test_each_mistake_has_a_sentence(station: Workstation, write: Callable[[str]
         "dotprod, clustering, packing, bestfit, fgd, bid-price; "
         f"{path}: unit must be a word, not 4; "
         f"{path}: there is no option colour: there are simulate, policy, unit, only, mig, driver, "
-        "metrics-port, price, currency, history-size, charge, shim-only, closed, no-history; "
+        "card-memory, metrics-port, price, currency, history-size, charge, shim-only, closed, "
+        "no-history; "
         f"{path}: metrics-port must be a number, not '9'"
     )
     for words in (("--show-config",), ("--background",), ()):

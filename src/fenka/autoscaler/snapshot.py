@@ -141,7 +141,7 @@ def _card(cloud: autoscaling.CloudType) -> NewCard:
     for model in MODELS.values():
         same_name = model.key.lower().split("-")[0] in words or model.name == cloud.model
         if same_name and (1 - SAME_CARD) * cloud.card_mib <= model.memory_mib <= cloud.card_mib:
-            return NewCard(model=model.name, memory_mib=model.memory_mib)
+            return NewCard(model=model.name, memory_mib=model.usable_mib)
     return NewCard(model=cloud.model, memory_mib=_lowered(cloud.card_mib))
 
 

@@ -173,6 +173,14 @@ def hint(request: Request, rejections: Iterable[NodeRejection], nodes: Iterable[
             if reason.code is ReasonCode.MEMORY:
                 available //= unit_mib
             most[reason.code] = max(available, most.get(reason.code, 0))
+    unsized = sorted(
+        {card.model for node in by_name.values() for card in node.cards if not card.memory_mib}
+    )
+    if unsized and most.get(ReasonCode.MEMORY) == 0:
+        return (
+            f"the driver reports no memory of {', '.join(unsized)}, so the size must be configured: on a "
+            "workstation with `fenka daemon --card-memory 96GiB`"
+        )
     for code, sentence in _HINTS:
         if code in most:
             return sentence(request, most[code])

@@ -10,11 +10,12 @@
     count = 2
     context_mib = 120
 
-Also per card: memory_mib, name, uuid, mig_mirrored. Any other key is an error that names it.
+Also per card: memory_mib, reserved_mib, name, uuid, mig_mirrored. Any other key is an error that names it.
 """
 
 import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, cast, get_args
@@ -67,6 +68,20 @@ class CardModel:
     """The PCI device id."""
     mig: str = ""
     """The geometry in `fenka.core.mig.geometry`; empty if it cannot be divided."""
+    reserved_mib: int = 0
+    """The part of `memory_mib` that the driver keeps for itself, approximately. 0 where `memory_mib` is what
+    drivers before `FIRST_WITH_RESERVE` reported, which left the reserve out."""
+    unified: bool = False
+    """Whether its memory is that of the machine. NVML reports "not supported" instead of a size."""
+
+    @property
+    def usable_mib(self) -> int:
+        """The memory that programs can have."""
+        return self.memory_mib - self.reserved_mib
+
+
+FIRST_WITH_RESERVE = 510
+"""The first driver whose NVML counts its reserve in a card's memory, and reports it."""
 
 
 _TABLE = (
@@ -81,6 +96,19 @@ _TABLE = (
         "V100-32G", "Tesla V100-SXM2-32GB", 32510, 80, (7, 0), 300, 42, 1530, 877, pci_device=0x1DB5
     ),
     CardModel("T4", "Tesla T4", 15079, 40, (7, 5), 70, 10, 1590, 5001, pci_device=0x1EB8),
+    CardModel(
+        "T4-550",
+        "Tesla T4",
+        15360,
+        40,
+        (7, 5),
+        70,
+        10,
+        1590,
+        5001,
+        pci_device=0x1EB8,
+        reserved_mib=450,
+    ),
     CardModel("A10", "NVIDIA A10", 22731, 72, (8, 6), 150, 16, 1695, 6251, pci_device=0x2236),
     CardModel(
         "A30", "NVIDIA A30", 24258, 56, (8, 0), 165, 27, 1440, 1215, pci_device=0x20B7, mig="A30"
@@ -111,7 +139,19 @@ _TABLE = (
         pci_device=0x20B2,
         mig="A100-80G",
     ),
-    CardModel("L4", "NVIDIA L4", 23034, 58, (8, 9), 72, 12, 2040, 6251, pci_device=0x27B8),
+    CardModel(
+        "L4",
+        "NVIDIA L4",
+        23034,
+        58,
+        (8, 9),
+        72,
+        12,
+        2040,
+        6251,
+        pci_device=0x27B8,
+        reserved_mib=450,
+    ),
     CardModel(
         "H100-80G",
         "NVIDIA H100 80GB HBM3",
@@ -124,6 +164,7 @@ _TABLE = (
         2619,
         pci_device=0x2330,
         mig="H100-80G",
+        reserved_mib=400,
     ),
     CardModel(
         "H200",
@@ -137,6 +178,7 @@ _TABLE = (
         3201,
         pci_device=0x2335,
         mig="H200-141G",
+        reserved_mib=600,
     ),
     CardModel(
         "H100-NVL",
@@ -150,6 +192,7 @@ _TABLE = (
         2619,
         pci_device=0x2321,
         mig="H100-NVL",
+        reserved_mib=450,
     ),
     CardModel(
         "H100-96G",
@@ -163,6 +206,7 @@ _TABLE = (
         2619,
         pci_device=0x2342,
         mig="H100-96G",
+        reserved_mib=450,
     ),
     CardModel(
         "B200",
@@ -176,6 +220,7 @@ _TABLE = (
         3996,
         pci_device=0x2901,
         mig="B200",
+        reserved_mib=550,
     ),
     CardModel(
         "GB200",
@@ -189,6 +234,7 @@ _TABLE = (
         3996,
         pci_device=0x2941,
         mig="GB200",
+        reserved_mib=600,
     ),
     CardModel(
         "RTXPRO6000",
@@ -202,6 +248,7 @@ _TABLE = (
         12481,
         pci_device=0x2BB5,
         mig="RTXPRO6000",
+        reserved_mib=600,
     ),
     CardModel(
         "RTX4090",
@@ -216,6 +263,21 @@ _TABLE = (
         30,
         False,
         0x2684,
+        reserved_mib=380,
+    ),
+    CardModel(
+        "GB10",
+        "NVIDIA GB10",
+        122570,
+        48,
+        (12, 1),
+        140,
+        5,
+        3003,
+        8533,
+        ecc=False,
+        pci_device=0x2E12,
+        unified=True,
     ),
 )
 
@@ -240,6 +302,8 @@ class SimulatedCard:
     """None: derived from the node's directory, the card's index and its model."""
     context_mib: int = 0
     """Device memory that a process's first context takes."""
+    reserved_mib: int = 0
+    """The part of `memory_mib` that the driver keeps for itself."""
     mig_mirrored: bool = False
     """Whether the halves of the card are exchanged in the ids of GPU instances, as on some real cards."""
     driver_version: str = DRIVER_VERSION
@@ -255,6 +319,7 @@ class _FileCard(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=63)] | None = None
     uuid: str | None = None
     context_mib: Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMORY_MIB)] = 0
+    reserved_mib: Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMORY_MIB)] | None = None
     mig_mirrored: bool = False
 
 
@@ -291,7 +356,7 @@ def parse_spec(text: str) -> tuple[SimulatedCard, ...]:
         if not 1 <= count <= MAX_CARDS:
             raise BadSpec(f"{item.strip()}: a node has 1 to {MAX_CARDS} cards")
         model = model_called(match[1])
-        cards += [SimulatedCard(model, model.memory_mib, model.name)] * count
+        cards += [_card(model)] * count
     if at:
         cards = [replace(card, topology=cast(Topology, topology.strip())) for card in cards]
     return _checked(cards)
@@ -304,9 +369,16 @@ def model_called(key: str) -> CardModel:
     if model := by_key.get(key.casefold()) or by_name.get(key.casefold()):
         return model
     matching = [known for known in by_key if known.startswith(key.casefold())]
-    near = matching or difflib.get_close_matches(key.casefold(), by_key, n=1, cutoff=0.4)
+    near = matching or _nearest(key.casefold(), by_key)
     hint = f"did you mean {' or '.join(by_key[known].key for known in near)}? " if near else ""
     raise BadSpec(f"no model is called {key}: {hint}Known are {', '.join(MODELS)}")
+
+
+def _nearest(key: str, known: Iterable[str]) -> list[str]:
+    """Return the most similar of the known keys, of equal ones the shortest; none if none is similar."""
+    similar = difflib.get_close_matches(key, known, n=3, cutoff=0.4)
+    ratio = {other: difflib.SequenceMatcher(None, other, key).ratio() for other in similar}
+    return sorted(similar, key=lambda other: (-ratio[other], len(other)))[:1]
 
 
 def _from_file(path: Path) -> list[SimulatedCard]:
@@ -321,19 +393,36 @@ def _from_file(path: Path) -> list[SimulatedCard]:
         if entry.uuid is not None and entry.count > 1:
             raise BadSpec(f"{path}: one uuid cannot serve {entry.count} cards")
         model = model_called(entry.model)
-        card = SimulatedCard(
-            model,
-            entry.memory_mib or model.memory_mib,
-            entry.name or model.name,
-            entry.uuid,
-            entry.context_mib,
-            entry.mig_mirrored,
-            file.driver_version,
-            file.cuda_version,
-            file.topology,
-        )
+        card = _card(model, entry, file.driver_version)
+        card = replace(card, cuda_version=file.cuda_version, topology=file.topology)
         cards += [card] * entry.count
     return cards
+
+
+def _card(
+    model: CardModel, entry: _FileCard | None = None, driver_version: str = DRIVER_VERSION
+) -> SimulatedCard:
+    """Return a card as this driver reports it. Drivers without a reserve leave it out of the memory.
+
+    entry: what a file overrides. A card whose memory a file states has only the reserve that it states.
+    """
+    entry = entry or _FileCard(model.key)
+    memory_mib = model.memory_mib if entry.memory_mib is None else entry.memory_mib
+    reserved_mib = entry.reserved_mib
+    if reserved_mib is None:
+        reserved_mib = model.reserved_mib if entry.memory_mib is None else 0
+        if int(driver_version.partition(".")[0]) < FIRST_WITH_RESERVE:
+            memory_mib, reserved_mib = memory_mib - reserved_mib, 0
+    return SimulatedCard(
+        model,
+        memory_mib,
+        entry.name or model.name,
+        uuid=entry.uuid,
+        context_mib=entry.context_mib,
+        reserved_mib=reserved_mib,
+        mig_mirrored=entry.mig_mirrored,
+        driver_version=driver_version,
+    )
 
 
 def _checked(cards: list[SimulatedCard]) -> tuple[SimulatedCard, ...]:
@@ -346,6 +435,11 @@ def _checked(cards: list[SimulatedCard]) -> tuple[SimulatedCard, ...]:
         if uuids.count(uuid) > 1:
             raise BadSpec(f"two cards cannot both be {uuid}")
     for card in cards:
+        if card.reserved_mib >= card.memory_mib:
+            raise BadSpec(
+                f"reserved_mib must be less than the card's memory of {card.memory_mib} MiB, "
+                f"not {card.reserved_mib}"
+            )
         if len(card.name.encode()) > 63:
             raise BadSpec(f"the name {card.name!r} is longer than 63 bytes")
         if "\0" in card.name:

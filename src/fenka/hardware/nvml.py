@@ -13,7 +13,7 @@ from _ctypes import dlclose
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import pynvml
 
@@ -22,13 +22,9 @@ from fenka.core.inventory import Card, DeviceId, Links
 from fenka.core.mig.geometry import Geometry, Profile, profile_name
 from fenka.core.units import MIB
 from fenka.hardware import driver_places
+from fenka.hardware.nvml_errors import is_lost, optional, skip_lost_card
 from fenka.hardware.nvml_topology import read_cpus, read_links
 
-_NOT_OFFERED = (
-    pynvml.NVML_ERROR_NOT_SUPPORTED,
-    pynvml.NVML_ERROR_INVALID_ARGUMENT,
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-)
 _PROFILES = 0x11
 """One more than the highest number that NVML 12.9 has. Older drivers refuse what they do not know."""
 _PREFIX = "MIG "
@@ -45,11 +41,14 @@ def read_geometry(handle: Any) -> Geometry | None:
     if not profiles:
         return None
     # Cores of a multiprocessor; NVML does not report multiprocessors of a whole card.
-    cores = 64 if pynvml.nvmlDeviceGetCudaComputeCapability(handle) == (8, 0) else 128
+    per_multiprocessor = (
+        64 if optional(pynvml.nvmlDeviceGetCudaComputeCapability, handle) == (8, 0) else 128
+    )
+    cores = optional(pynvml.nvmlDeviceGetNumGpuCores, handle)
     return Geometry(
         pynvml.nvmlDeviceGetName(handle),
         max(profile.compute for profile in profiles),
-        pynvml.nvmlDeviceGetNumGpuCores(handle) // cores,
+        max(profile.sms for profile in profiles) if cores is None else cores // per_multiprocessor,
         profiles,
     )
 
@@ -76,49 +75,50 @@ def read_devices(handle: Any) -> dict[tuple[int, int], str]:
 
 def _read_devices_once(handle: Any) -> dict[tuple[int, int], str]:
     devices = dict[tuple[int, int], str]()
-    try:
-        limit = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
-    except pynvml.NVMLError as error:
-        if error.value in _NOT_OFFERED:
-            return devices
-        raise
-    for index in range(limit):
-        with suppress_vanished():
-            device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-            ids = (
-                int(pynvml.nvmlDeviceGetGpuInstanceId(device)),
-                int(pynvml.nvmlDeviceGetComputeInstanceId(device)),
-            )
-            devices[ids] = str(pynvml.nvmlDeviceGetUUID(device))
+    for index in range(optional(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+        # There are fewer than possible, and one may vanish meanwhile.
+        if found := optional(_device_at, handle, index):
+            devices |= found
     return devices
 
 
+def _device_at(handle: Any, index: int) -> dict[tuple[int, int], str]:
+    device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+    ids = (
+        int(pynvml.nvmlDeviceGetGpuInstanceId(device)),
+        int(pynvml.nvmlDeviceGetComputeInstanceId(device)),
+    )
+    return {ids: str(pynvml.nvmlDeviceGetUUID(device))}
+
+
 def _profile(handle: Any, number: int) -> Profile | None:
-    try:
-        info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number)
-        starts, size = _places(handle, info.id)
-    except pynvml.NVMLError as error:
-        if error.value in _NOT_OFFERED:
-            return None
-        raise
+    # The first version is in all drivers that have MIG.
+    info = optional(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number, 1)
+    places = None if info is None else optional(_places, handle, info.id)
+    name = None if info is None else _name(handle, number, info)
+    if info is None or places is None or name is None:
+        return None
+    starts, size = places
     return Profile(
-        _name(handle, number, info),
+        name,
         *(info.id, number, info.sliceCount, size, starts),
         *(info.instanceCount, info.memorySizeMB, info.multiprocessorCount),
     )
 
 
-def _name(handle: Any, number: int, info: Any) -> str:
-    """Return the driver's own name; drivers before 520 have none."""
-    try:
-        named = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number, version=2)
-    except pynvml.NVMLError as error:
-        if error.value not in (*_NOT_OFFERED, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH):
-            raise
-        total = pynvml.nvmlDeviceGetMemoryInfo(handle).total
-        media = number in (7, 8)
-        return profile_name(info.sliceCount, info.memorySizeMB, total, "+me" if media else "")
-    return str(named.name).removeprefix(_PREFIX)
+def _name(handle: Any, number: int, info: Any) -> str | None:
+    """Return the driver's own name, or one that is computed; None if neither is possible.
+
+    Drivers before 520 have none. It is computed from the memory with the driver's reserve.
+    """
+    named = optional(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number, 2)
+    if named is not None:
+        return str(named.name).removeprefix(_PREFIX)
+    memory = optional(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    if memory is None:
+        return None
+    media = "+me" if number in (7, 8) else ""
+    return profile_name(info.sliceCount, info.memorySizeMB, memory.total, media)
 
 
 def _places(handle: Any, profile_id: int) -> tuple[tuple[int, ...], int]:
@@ -135,7 +135,6 @@ def _places(handle: Any, profile_id: int) -> tuple[tuple[int, ...], int]:
 _SONAME = "libnvidia-ml.so.1"
 _CUDA = "libcuda.so.1"
 _NO_INSTANCE = 0xFFFFFFFF
-_Value = TypeVar("_Value")
 
 
 class NoDriver(FenkaError):
@@ -156,7 +155,7 @@ class Reading:
 
     uuid: str
     """Of the card or instance. An instance has only memory."""
-    used_mib: int
+    used_mib: int | None
     utilisation: int | None
     """Percent of time in which a kernel ran, over about the last second, depending on the model."""
     temperature_c: int | None
@@ -200,14 +199,21 @@ _loading = threading.Lock()
 _loaded: _Loaded | None = None
 
 
+def driver_lost(error: pynvml.NVMLError) -> DriverLost:
+    """Return the error of an answer without which fenka cannot use the driver."""
+    if is_lost(error):
+        return DriverLost(f"the driver no longer answers ({error}): see whether it still runs")
+    return DriverLost(
+        f"the driver refuses a query that fenka needs ({error}): see whether nvidia-smi works"
+    )
+
+
 @contextlib.contextmanager
 def _translated_errors() -> Iterator[None]:
     try:
         yield
     except pynvml.NVMLError as error:
-        raise DriverLost(
-            f"the driver no longer answers ({error}): see whether it still runs"
-        ) from error
+        raise driver_lost(error) from error
 
 
 class Driver:
@@ -274,16 +280,23 @@ class Driver:
 
     @_translated_errors()
     def cards(self) -> tuple[Card, ...]:
-        """Return all cards by index. memory_mib is what the driver reports, rounded down."""
-        return tuple(
-            Card(
-                index=index,
-                uuid=DeviceId(pynvml.nvmlDeviceGetUUID(handle)),
-                model=pynvml.nvmlDeviceGetName(handle),
-                memory_mib=pynvml.nvmlDeviceGetMemoryInfo(handle).total // MIB,
-            )
-            for index, handle in _handles()
-        )
+        """Return all cards by index. One that is lost is missing.
+
+        memory_mib is what programs can have, rounded down; 0 if the driver does not report it.
+        """
+        cards = []
+        for index, handle in _handles():
+            with skip_lost_card():
+                memory = read_memory(handle)
+                cards.append(
+                    Card(
+                        index=index,
+                        uuid=DeviceId(pynvml.nvmlDeviceGetUUID(handle)),
+                        model=pynvml.nvmlDeviceGetName(handle),
+                        memory_mib=0 if memory is None else memory.total_mib,
+                    )
+                )
+        return tuple(cards)
 
     @_translated_errors()
     def links(self) -> Links | None:
@@ -297,9 +310,9 @@ class Driver:
 
     @_translated_errors()
     def pci_device(self, uuid: str) -> str:
-        """Return the PCI id of a card's model and vendor, `0x20B010DE`."""
-        pci = pynvml.nvmlDeviceGetPciInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid))
-        return f"0x{pci.pciDeviceId:08X}"
+        """Return the PCI id of a card's model and vendor, `0x20B010DE`; empty if it is not known."""
+        pci = optional(pynvml.nvmlDeviceGetPciInfo, pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        return "" if pci is None else f"0x{pci.pciDeviceId:08X}"
 
     @_translated_errors()
     def geometry(self, uuid: str) -> Geometry | None:
@@ -312,11 +325,11 @@ class Driver:
 
         A card that has fallen off the bus is missing.
         """
-        return tuple(
-            reading
-            for _, handle in _handles()
-            for reading in (_reading(handle), *_instance_readings(handle))
-        )
+        readings: list[Reading] = []
+        for _, handle in _handles():
+            with skip_lost_card():
+                readings += (_reading(handle), *_instance_readings(handle))
+        return tuple(readings)
 
     @_translated_errors()
     def busy_samples(self, uuid: str, since_us: int) -> tuple[int, dict[int, int]] | None:
@@ -325,16 +338,14 @@ class Driver:
         Without a sample after `since_us` the time is that. Times are in microseconds since the epoch. Return
         None for a card that does not report it or has fallen off the bus.
         """
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
-        except pynvml.NVMLError_NotFound:
-            return since_us, {}
-        except (
-            pynvml.NVMLError_NotSupported,
-            pynvml.NVMLError_NoPermission,
-            pynvml.NVMLError_GpuIsLost,
-        ):
+        samples = None
+        with skip_lost_card():
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+                samples = optional(_process_samples, handle, since_us)
+            except pynvml.NVMLError_NotFound:
+                return None
+        if samples is None:
             return None
         newest: dict[int, tuple[int, int]] = {}
         for sample in samples:
@@ -356,18 +367,9 @@ class Driver:
         """Return the processes that have a context, ordered by card and process ID; each pair once."""
         processes: dict[tuple[int, str, int], GpuProcess] = {}
         for index, handle in _handles():
-            card, instances = pynvml.nvmlDeviceGetUUID(handle), read_devices(handle)
-            for query, graphics in (
-                (pynvml.nvmlDeviceGetGraphicsRunningProcesses, True),
-                (pynvml.nvmlDeviceGetComputeRunningProcesses, False),
-            ):
-                for process in _or_none(query, handle) or ():
-                    used = process.usedGpuMemory
-                    ids = process.gpuInstanceId, process.computeInstanceId
-                    uuid = instances.get(ids, card)
-                    processes[index, uuid, process.pid] = GpuProcess(
-                        uuid, process.pid, None if used is None else used // MIB, graphics
-                    )
+            with skip_lost_card():
+                for process in _processes(handle):
+                    processes[index, process.uuid, process.pid] = process
         return tuple(processes[key] for key in sorted(processes))
 
 
@@ -385,12 +387,13 @@ class XidListener:
             self._set = pynvml.nvmlEventSetCreate()
             for _, handle in _handles():
                 # A card that reports none does not prevent the others from being received.
-                _or_none(
-                    pynvml.nvmlDeviceRegisterEvents,
-                    handle,
-                    pynvml.nvmlEventTypeXidCriticalError,
-                    self._set,
-                )
+                with skip_lost_card():
+                    optional(
+                        pynvml.nvmlDeviceRegisterEvents,
+                        handle,
+                        pynvml.nvmlEventTypeXidCriticalError,
+                        self._set,
+                    )
 
     def __enter__(self) -> Self:
         return self
@@ -525,41 +528,80 @@ def _explain(error: pynvml.NVMLError, path: Path | None, *, simulated: bool) -> 
 
 
 def _handles() -> Iterator[tuple[int, Any]]:
+    """Yield the cards that answer, by index. Raises pynvml.NVMLError if the driver is lost."""
     # Fails if the driver is lost, and not only a card.
     pynvml.nvmlSystemGetDriverVersion()
     for index in range(pynvml.nvmlDeviceGetCount()):
-        try:
+        handle = None
+        with skip_lost_card():
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            pynvml.nvmlDeviceGetMemoryInfo(handle)
-        except pynvml.NVMLError_GpuIsLost:
-            continue
-        yield index, handle
+            # Drivers give handles of lost cards too.
+            optional(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        if handle is not None:
+            yield index, handle
 
 
-def _or_none(query: Callable[..., _Value], *arguments: object) -> _Value | None:
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory of a card or instance without what the driver reserves, in MiB, rounded down."""
+
+    total_mib: int
+    used_mib: int
+
+
+def read_memory(handle: Any) -> DeviceMemory | None:
+    """Return the memory of a card or instance; None if the driver does not report it.
+
+    Since driver 510, NVML counts the reserve in the total, and its first version also in what is used. Both
+    versions state `total - reserved`, which is what programs can have, as `used + free` of the second.
+
+    handle: of pynvml. Raises pynvml.NVMLError if the card or the driver is lost.
+    """
+    memory = optional(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+    if memory is not None:
+        return DeviceMemory((memory.total - memory.reserved) // MIB, memory.used // MIB)
+    memory = optional(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    return None if memory is None else DeviceMemory(memory.total // MIB, memory.used // MIB)
+
+
+def _processes(handle: Any) -> Iterator[GpuProcess]:
+    """Yield a card's processes. One that computes and draws comes twice, last as one that computes."""
+    card, instances = pynvml.nvmlDeviceGetUUID(handle), read_devices(handle)
+    for query, graphics in (
+        (pynvml.nvmlDeviceGetGraphicsRunningProcesses, True),
+        (pynvml.nvmlDeviceGetComputeRunningProcesses, False),
+    ):
+        for process in optional(query, handle) or ():
+            used = process.usedGpuMemory
+            uuid = instances.get((process.gpuInstanceId, process.computeInstanceId), card)
+            yield GpuProcess(uuid, process.pid, None if used is None else used // MIB, graphics)
+
+
+def _process_samples(handle: Any, since_us: int) -> Any:
+    """Return the samples after this time; none if there is none."""
     try:
-        return query(*arguments)
-    except pynvml.NVMLError_NotSupported:
-        return None
+        return pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+    except pynvml.NVMLError_NotFound:
+        return ()
 
 
 def _instance_readings(card: Any) -> Iterator[Reading]:
     for uuid in read_devices(card).values():
         with suppress_vanished():
-            memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid))
-            yield Reading(uuid, memory.used // MIB, None, None, None)
+            memory = read_memory(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+            yield Reading(uuid, None if memory is None else memory.used_mib, None, None, None)
 
 
 def _reading(handle: Any) -> Reading:
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    rates = _or_none(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    power = _or_none(pynvml.nvmlDeviceGetPowerUsage, handle)
-    power_limit = _or_none(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    memory = read_memory(handle)
+    rates = optional(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    power = optional(pynvml.nvmlDeviceGetPowerUsage, handle)
+    power_limit = optional(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return Reading(
         uuid=pynvml.nvmlDeviceGetUUID(handle),
-        used_mib=memory.used // MIB,
+        used_mib=None if memory is None else memory.used_mib,
         utilisation=None if rates is None else rates.gpu,
-        temperature_c=_or_none(
+        temperature_c=optional(
             pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
         ),
         power_w=None if power is None else power / 1000,

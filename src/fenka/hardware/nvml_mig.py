@@ -16,7 +16,8 @@ import pynvml
 
 from fenka.core.errors import FenkaError
 from fenka.core.mig.geometry import Geometry, Profile
-from fenka.hardware.nvml import DriverLost, read_devices, suppress_vanished
+from fenka.hardware.nvml import driver_lost, read_devices, suppress_vanished
+from fenka.hardware.nvml_errors import optional
 
 _ID_LIMIT = 16
 """More than a card has of either kind of instances."""
@@ -65,6 +66,7 @@ _ERRORS: dict[int, tuple[type[MigError], str]] = {
     pynvml.NVML_ERROR_NO_PERMISSION: (MigNotPermitted, "only root may do that"),
     pynvml.NVML_ERROR_NOT_SUPPORTED: (MigNotEnabled, "the card is not in MIG mode"),
     pynvml.NVML_ERROR_GPU_IS_LOST: (CardLost, "the driver has lost the card"),
+    pynvml.NVML_ERROR_TIMEOUT: (CardLost, "the card does not answer in time"),
 }
 
 
@@ -98,9 +100,12 @@ def mig_mode(card: str) -> MigMode | None:
     """Return the mode of a card; None if its model has no MIG. Raises CardLost."""
     try:
         with _translated(f"the mode of {card}"):
-            current, pending = pynvml.nvmlDeviceGetMigMode(_handle(card))
-    except (MigNotEnabled, NoSuchInstance):
+            modes = optional(pynvml.nvmlDeviceGetMigMode, _handle(card))
+    except NoSuchInstance:
         return None
+    if modes is None:
+        return None
+    current, pending = modes
     return MigMode(bool(current), bool(pending))
 
 
@@ -157,7 +162,15 @@ def create_compute_instance(card: str, gpu_id: int) -> ComputeInstance:
     """Create the compute instance that has the most multiprocessors of those offered. Raises MigError."""
     with _translated(f"a compute instance in GPU instance {gpu_id} of {card} cannot be created"):
         gpu = _gpu(card, gpu_id)
-        offers = [info for number in range(_COMPUTE_PROFILES) if (info := _offer(gpu, number))]
+        offers = [
+            info
+            for number in range(_COMPUTE_PROFILES)
+            if (
+                info := optional(
+                    pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo, gpu, number, 0, 1
+                )
+            )
+        ]
         widest = max(offers, key=lambda info: info.multiprocessorCount)
         compute = pynvml.nvmlGpuInstanceCreateComputeInstance(gpu, widest.id)
         compute_id = int(pynvml.nvmlComputeInstanceGetInfo_v2(compute).id)
@@ -184,9 +197,7 @@ def _translated(failure: str) -> Iterator[None]:
         yield
     except pynvml.NVMLError as error:
         if error.value not in _ERRORS:
-            raise DriverLost(
-                f"the driver no longer answers ({error}): see whether it still runs"
-            ) from error
+            raise driver_lost(error) from error
         kind, why = _ERRORS[error.value]
         raise kind(f"{failure}: {why}") from None
 
@@ -209,15 +220,6 @@ def _listed(query: Any, owner: Any, profile_id: int) -> list[Any]:
     array, count = (pynvml.c_nvmlGpuInstance_t * _ID_LIMIT)(), ctypes.c_uint()
     query(owner, profile_id, array, ctypes.byref(count))
     return list(array[: count.value])
-
-
-def _offer(gpu: Any, number: int) -> Any:
-    try:
-        return pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gpu, number, 0)
-    except pynvml.NVMLError as error:
-        if error.value in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT):
-            return None
-        raise
 
 
 DEVICES = Path("dev/nvidia-caps")

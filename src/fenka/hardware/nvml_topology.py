@@ -1,15 +1,14 @@
 """How the driver says that cards are connected, with each other and with CPUs."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import combinations
-from typing import Any, TypeVar
+from typing import Any
 
 import pynvml
 
 from fenka.core.inventory import UNKNOWN, Distance, Links
-
-_Value = TypeVar("_Value")
+from fenka.hardware.nvml_errors import optional
 
 _LEVELS = {
     pynvml.NVML_TOPOLOGY_INTERNAL: Distance.PCIE_SWITCH,
@@ -33,12 +32,15 @@ def read_links(handles: Mapping[str, Any]) -> Links | None:
     """
     if len(handles) < 2:
         return None
-    by_bus = {pynvml.nvmlDeviceGetPciInfo(handle).busId: uuid for uuid, handle in handles.items()}
+    places = {
+        uuid: optional(pynvml.nvmlDeviceGetPciInfo, handle) for uuid, handle in handles.items()
+    }
+    by_bus = {place.busId: uuid for uuid, place in places.items() if place is not None}
     ends = {uuid: frozenset(_nvlink_ends(handle, by_bus)) for uuid, handle in handles.items()}
     known, count = False, len(handles)
     rows = [bytearray(count) for _ in handles]
     for (row, one), (column, other) in combinations(enumerate(handles), 2):
-        level = _or_none(pynvml.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other])
+        level = optional(pynvml.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other])
         known |= level is not None
         distance = UNKNOWN if level is None else _LEVELS.get(level, UNKNOWN)
         if other in ends[one] or one in ends[other] or _NVSWITCH in ends[one] & ends[other]:
@@ -50,14 +52,14 @@ def read_links(handles: Mapping[str, Any]) -> Links | None:
 def _nvlink_ends(handle: Any, by_bus: Mapping[Any, str]) -> Iterable[str]:
     """Yield what a card's active links lead to: cards by their UUIDs, and `_NVSWITCH`."""
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        if not _or_none(pynvml.nvmlDeviceGetNvLinkState, handle, link):
+        if not optional(pynvml.nvmlDeviceGetNvLinkState, handle, link):
             continue
         # Without it, as before driver 470, a link that leads to no card may lead to a CPU.
-        kind = _or_none(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+        kind = optional(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
         if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
             yield _NVSWITCH
             continue
-        pci = _or_none(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        pci = optional(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
         if pci is not None and pci.busId in by_bus:
             yield by_bus[pci.busId]
 
@@ -68,24 +70,10 @@ def read_cpus(handle: Any) -> frozenset[int]:
     handle: of pynvml. Raises pynvml.NVMLError if the driver no longer answers.
     """
     count = os.sysconf("SC_NPROCESSORS_CONF")
-    words = _or_none(pynvml.nvmlDeviceGetCpuAffinity, handle, -(-count // _WORD_BITS)) or ()
+    words = optional(pynvml.nvmlDeviceGetCpuAffinity, handle, -(-count // _WORD_BITS)) or ()
     return frozenset(
         number * _WORD_BITS + bit
         for number, word in enumerate(words)
         for bit in range(_WORD_BITS)
         if word >> bit & 1 and number * _WORD_BITS + bit < count
     )
-
-
-def _or_none(query: Callable[..., _Value], *arguments: object) -> _Value | None:
-    """Return what the driver answers; None for what it, or this card, cannot tell."""
-    try:
-        return query(*arguments)
-    except (
-        pynvml.NVMLError_NotSupported,
-        pynvml.NVMLError_InvalidArgument,
-        pynvml.NVMLError_FunctionNotFound,
-        pynvml.NVMLError_NoPermission,
-        pynvml.NVMLError_Unknown,
-    ):
-        return None

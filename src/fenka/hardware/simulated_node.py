@@ -106,9 +106,9 @@ NATIVE: Final = built.DIRECTORY / "simulated"
 """Directory of the simulated driver's libraries and card server."""
 
 _FIXED: Final = (
-    "uuid", "name", "serial", "pci_bus_id", "memory_bytes", "context_bytes", "sm_count",
-    "compute_major", "compute_minor", "idle_power_mw", "power_limit_mw", "max_sm_clock_mhz",
-    "max_memory_clock_mhz", "fan_percent",
+    "uuid", "name", "serial", "pci_bus_id", "memory_bytes", "reserved_bytes", "context_bytes",
+    "sm_count", "compute_major", "compute_minor", "idle_power_mw", "power_limit_mw",
+    "max_sm_clock_mhz", "max_memory_clock_mhz", "fan_percent", "unified",
 )  # fmt: skip
 """Fields that identify a card. The others change while the node runs."""
 
@@ -154,6 +154,7 @@ def _fill(target: Any, directory: Path, index: int, card: SimulatedCard) -> None
     target.serial = f"{int(generated) % 10**13:013d}".encode()
     target.pci_bus_id = f"00000000:{index + 1:02X}:00.0".encode()
     target.memory_bytes = card.memory_mib << 20
+    target.reserved_bytes = card.reserved_mib << 20
     target.context_bytes = card.context_mib << 20
     target.sm_count = model.sm_count
     target.compute_major, target.compute_minor = model.compute_capability
@@ -162,6 +163,7 @@ def _fill(target: Any, directory: Path, index: int, card: SimulatedCard) -> None
     target.max_sm_clock_mhz = model.sm_clock_mhz
     target.max_memory_clock_mhz = model.memory_clock_mhz
     target.fan_percent = model.fan_percent
+    target.unified = model.unified
 
 
 def write_state(directory: Path, spec: tuple[SimulatedCard, ...]) -> None:

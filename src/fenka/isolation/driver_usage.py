@@ -90,7 +90,7 @@ def tolerance_mib(card_mib: int) -> int:
 
 def measure(
     card_mib: int,
-    used_mib: int,
+    used_mib: int | None,
     leased_mib: Sequence[int | None],
     slices_mib: int,
     programs: Sequence[UnleasedProgram],
@@ -104,7 +104,7 @@ def measure(
 
     Args:
         card_mib: The card's memory.
-        used_mib: What is in use of it, by the driver.
+        used_mib: What is in use of it, by the driver; None if it reports only that of processes.
         leased_mib: What each process in a lease uses.
         slices_mib: What all leases together may use.
         programs: The processes in no lease.
@@ -116,7 +116,7 @@ def measure(
     outside = [program.used_mib for program in programs]
     complete = names_all and None not in outside and len(known) == len(leased_mib)
     leases_mib = sum(known) if complete else max(sum(known), slices_mib)
-    rest_mib = used_mib - leases_mib - _total(programs)
+    rest_mib = 0 if used_mib is None else used_mib - leases_mib - _total(programs)
     rest_mib = rest_mib if rest_mib > tolerance_mib(card_mib) else 0
     drawn_mib = _total([program for program in programs if program.draws])
     computing_mib = _total([program for program in programs if not program.draws])

@@ -30,7 +30,7 @@ class CardReading(Protocol):
     """The driver's current figures of a card; None if it does not report one."""
 
     @property
-    def used_mib(self) -> int: ...  # noqa: D102
+    def used_mib(self) -> int | None: ...  # noqa: D102
     @property
     def utilisation(self) -> int | None: ...  # noqa: D102
     @property

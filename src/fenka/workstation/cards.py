@@ -116,7 +116,7 @@ def group_by_lease(
 
 
 def unleased_memory(
-    card: Card, used_mib: int, slices_mib: int, processes: GpuProcesses, *, names_all: bool
+    card: Card, used_mib: int | None, slices_mib: int, processes: GpuProcesses, *, names_all: bool
 ) -> UnleasedMemory:
     """Return the memory of a card that is in use by no lease. The arguments are as `measure` has them."""
     leased_mib = [
@@ -311,7 +311,8 @@ class CardObserver:
                 continue
             # Memory that is allocated or freed meanwhile belongs to a process that may be missing from the
             # list.
-            used_mib = min(before[card.uuid].used_mib, readings[card.uuid].used_mib)
+            used = before[card.uuid].used_mib, readings[card.uuid].used_mib
+            used_mib = min((mib for mib in used if mib is not None), default=None)
             slices_mib = self._leased_mib(card.uuid)
             measured = unleased_memory(card, used_mib, slices_mib, processes, names_all=names_all)
             self._unleased.update(card.uuid, card.memory_mib, measured, time.monotonic())

@@ -79,6 +79,14 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
             "linker or the distributions have it",
         ),
     ] = ""
+    card_memory: Annotated[
+        str,
+        Meta(
+            title="SIZE",
+            description="memory of the cards whose driver reports none, since they share the machine's "
+            "(GB10): 96GiB leaves the rest to the machine",
+        ),
+    ] = ""
     metrics_port: Annotated[
         int | None,
         Meta(

@@ -12,7 +12,7 @@ import os
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
@@ -24,6 +24,7 @@ from fenka.core.inventory import Card, Node
 from fenka.core.policies.scores import SCORES
 from fenka.core.units import MIB
 from fenka.formats.quantities import (
+    UNITS_MIB,
     InvalidSize,
     check_currency,
     parse_memory,
@@ -72,6 +73,19 @@ def check_size(size: str) -> None:
         raise InvalidOption(f"--history-size {size} is no size: write it as 200MiB") from None
 
 
+def check_card_memory(size: str) -> None:
+    """Raise InvalidOption if this is no size of cards."""
+    try:
+        card_memory_mib(size)
+    except InvalidSize:
+        raise InvalidOption(f"--card-memory {size} is no size: write it as 96GiB") from None
+
+
+def card_memory_mib(size: str) -> int:
+    """Return the size in MiB; 0 if none is stated. Raises InvalidSize."""
+    return parse_memory(size, UNITS_MIB["GiB"]).nominal_mib(1) if size else 0
+
+
 def check_charge(name: str) -> None:
     """Raise InvalidOption unless this is a user, or a rule about who pays for containers."""
     try:
@@ -88,6 +102,7 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
     "price": lambda prices: [*map(parse_price, prices)],
     "currency": check_currency,
     "history_size": check_size,
+    "card_memory": check_card_memory,
     "charge": check_charge,
 }
 
@@ -208,6 +223,7 @@ def _serve(
     native = files.install_native(runtime)
     with _hardware(runtime, config, native) as hardware:
         cards = _select_cards(hardware.driver.cards(), config.only)
+        cards = _sized(cards, card_memory_mib(config.card_memory), _machine_mib(hardware.driver))
         _check_mig(config, cards)
         _check_prices(config, cards)
         links = hardware.driver.links()
@@ -333,6 +349,30 @@ def _check_prices(config: DaemonConfig, cards: tuple[Card, ...]) -> None:
             raise InvalidOption(
                 f"--price {model} is of no card that fenka knows: here are {', '.join(sorted(here))}"
             )
+
+
+def _machine_mib(driver: Driver) -> int | None:
+    """Return the machine's memory; None with a simulated driver, whose cards are not of this machine."""
+    if driver.simulated:
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MIB
+
+
+def _sized(cards: tuple[Card, ...], size_mib: int, machine_mib: int | None) -> tuple[Card, ...]:
+    """Return the cards with this memory where the driver reports none. Raises InvalidOption."""
+    if not size_mib:
+        return cards
+    if all(card.memory_mib for card in cards):
+        raise InvalidOption(
+            "--card-memory is for cards whose driver reports no memory, and here it reports that of all "
+            "cards: leave it out"
+        )
+    if machine_mib is not None and size_mib >= machine_mib:
+        raise InvalidOption(
+            f"--card-memory must be less than the machine's memory of {machine_mib} MiB, which the card "
+            f"shares, not {size_mib} MiB"
+        )
+    return tuple(card if card.memory_mib else replace(card, memory_mib=size_mib) for card in cards)
 
 
 def _select_cards(cards: tuple[Card, ...], only: list[str]) -> tuple[Card, ...]:

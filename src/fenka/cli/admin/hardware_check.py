@@ -271,7 +271,9 @@ def _is_gone(station: Station, driver: Driver, before: int, pid: int) -> bool:
 
 
 def _used_mib(driver: Driver, uuid: str) -> int:
-    return next(reading.used_mib for reading in driver.readings() if reading.uuid == uuid)
+    """Return what is in use of a card; 0 if the driver does not report it, so that only the lease decides."""
+    used = [reading.used_mib for reading in driver.readings() if reading.uuid == uuid]
+    return next(iter(used), None) or 0
 
 
 def _overhead(station: Station, pace: Pace) -> list[Row]:

@@ -41,6 +41,34 @@ def test_moment_is_the_next_one_after(text: str, moment: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("tomorrow 17:00", "2026-11-29 17:00"),
+        ("today 17:00", "2026-11-28 17:00"),
+        ("now", "2026-11-28 12:00"),
+        ("17:00", "2026-11-29 17:00"),
+        ("08:00", "2026-11-30 08:00"),
+        ("sun 17:00", "2026-11-29 17:00"),
+        ("mon 17:00", "2026-11-30 17:00"),
+    ],
+)
+def test_words_are_of_now_when_the_moment_follows_another(text: str, moment: str) -> None:
+    """A booking from tomorrow at 9 to tomorrow at 17 is of 8 hours; a clock alone follows its beginning."""
+    start = parse_moment("tomorrow 09:00", NOW)
+    assert parse_moment(text, NOW, start) == datetime.fromisoformat(moment)
+
+
+@pytest.mark.parametrize("text", ["08:00", "fri 08:00", "tomorrow 08:00"])
+def test_moment_is_refused_when_it_is_beyond_the_calendar(text: str) -> None:
+    """The last day has no next one."""
+    last = datetime(9999, 12, 31, 12, 0)
+    with pytest.raises(InvalidMoment, match="is no time"):
+        parse_moment(text, last)
+    with pytest.raises(InvalidMoment, match="9999-12-31 23:59' is no time"):
+        check_exists(datetime(9999, 12, 31, 23, 59), ZoneInfo("America/New_York"))
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",

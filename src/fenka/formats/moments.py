@@ -18,19 +18,31 @@ class InvalidMoment(FenkaError):
     exit_code = INVALID_INPUT
 
 
-def parse_moment(text: str, after: datetime) -> datetime:
+def parse_moment(text: str, now: datetime, after: datetime | None = None) -> datetime:
     """Return the first such moment after another one, as a wall clock shows it.
+
+    `now`, `today` and `tomorrow` are those of the person who writes, whatever `after` is. They, and a date,
+    may be before `after`.
 
     Args:
         text: `now`, or a clock after a day's name, `today`, `tomorrow`, a date or nothing.
-        after: wall clock, without a zone. A date, `today` and `tomorrow` may be before it.
+        now: wall clock, without a zone.
+        after: what a clock alone, or a day's name, follows; None for `now`.
 
     Raises:
-        InvalidMoment: for another text.
+        InvalidMoment: for another text, or a moment beyond the year 9999.
     """
+    try:
+        return _parsed(text, now, now if after is None else after)
+    except OverflowError:
+        raise _invalid(text) from None
+
+
+def _parsed(text: str, now: datetime, after: datetime) -> datetime:
+    """Return the moment. Raises InvalidMoment, OverflowError."""
     words = text.lower().split()
     if words == ["now"]:
-        return after
+        return now
     match = _CLOCK.fullmatch(words[-1]) if 1 <= len(words) <= 2 else None
     if match is None or int(match[1]) > 23 or int(match[2]) > 59:
         raise _invalid(text)
@@ -40,7 +52,7 @@ def parse_moment(text: str, after: datetime) -> datetime:
         return moment if moment > after else moment + timedelta(days=1)
     day = words[0]
     if day in ("today", "tomorrow"):
-        return datetime.combine(today + timedelta(days=day == "tomorrow"), clock)
+        return datetime.combine(now.date() + timedelta(days=day == "tomorrow"), clock)
     if day[:3] in DAYS and _day_name(day).startswith(day):
         ahead = (DAYS.index(day[:3]) - today.weekday()) % 7
         moment = datetime.combine(today + timedelta(days=ahead), clock)
@@ -71,7 +83,11 @@ def _invalid(text: str) -> InvalidMoment:
 def check_exists(moment: datetime, zone: tzinfo) -> None:
     """Raise InvalidMoment for a wall clock that is left out when clocks go forward."""
     local = moment.replace(tzinfo=zone)
-    if datetime.fromtimestamp(local.timestamp(), zone).replace(tzinfo=None) != moment:
+    try:
+        shown = datetime.fromtimestamp(local.timestamp(), zone).replace(tzinfo=None)
+    except (OverflowError, ValueError):  # The year 9999 ends elsewhere.
+        raise _invalid(f"{moment:%Y-%m-%d %H:%M}") from None
+    if shown != moment:
         raise InvalidMoment(
             f"there is no {moment:%H:%M} on {moment:%Y-%m-%d}, when clocks go forward: choose another time"
         )

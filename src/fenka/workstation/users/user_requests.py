@@ -197,7 +197,11 @@ class UserRequests:
         zone = self.policies.zone
         clock = datetime.fromtimestamp(int(now), zone).replace(tzinfo=None)
         start = parse_moment(request.start, clock)
-        end = parse_moment(request.end, start)
+        end = parse_moment(request.end, clock, start)
+        if max(start, end) - clock > MAX_AHEAD:
+            raise CannotBook(
+                f"{max(start, end):%Y-%m-%d} is more than a year ahead: book nearer to the time, or --weekly"
+            )
         for moment in (start, end):
             if moment != clock:
                 check_exists(moment, zone)
@@ -208,10 +212,6 @@ class UserRequests:
         if seconds(end, zone) <= now:
             raise CannotBook(
                 f"{end:%Y-%m-%d %H:%M} is past: give a later time, with the date if need be"
-            )
-        if end - clock > MAX_AHEAD:
-            raise CannotBook(
-                f"{end:%Y-%m-%d} is more than a year ahead: book nearer to the time, or --weekly"
             )
         if request.weekly and (end - start).days >= 7:
             raise CannotBook("a weekly booking is shorter than a week: give an earlier --to")

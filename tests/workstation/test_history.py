@@ -71,7 +71,7 @@ def test_xids_are_shown_and_recorded_when_a_card_reports_them(station: Workstati
     node.raise_xid(0, 48)
     eventually(lambda: "XID 48" in shown()[0])
     last, first, *_ = shown()
-    assert last.endswith("XID 48: the card is not used any more until it answers")
+    assert last.endswith("XID 48: the card is not used any more until it is reset")
     assert first.endswith("XID 31: a program failed; the card stays usable")
     uuid = get_snapshot(Runtime(station.root)).cards[0].uuid
 

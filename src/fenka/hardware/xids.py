@@ -72,7 +72,7 @@ async def listen(
 
 
 _MEANINGS: Mapping[XidKind, str] = {
-    "card": "the card is not used any more until it answers",
+    "card": "the card is not used any more until it is reset",
     "program": "a program failed; the card stays usable",
     "note": "logged by the driver; the card stays usable",
 }
@@ -87,12 +87,14 @@ class XidLog:
     Attributes:
         counts: How many each card reported, by UUID and kind.
         on_xid: Called with the card's UUID and a sentence.
+        on_event: Called with the XID itself before that.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """clock: Unix seconds."""
         self.counts = Counter[tuple[str, str]]()
         self.on_xid: Callable[[str, str], None] = lambda *_: None
+        self.on_event: Callable[[Xid], None] = lambda _: None
         self._last: dict[str, deque[str]] = {}
         self._clock = clock
 
@@ -108,6 +110,7 @@ class XidLog:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._clock()))
         last = self._last.setdefault(event.uuid, deque(maxlen=REMEMBERED))
         last.appendleft(f"{at} {sentence}")
+        self.on_event(event)
         self.on_xid(event.uuid, sentence)
 
     def last(self, uuid: str) -> list[str]:

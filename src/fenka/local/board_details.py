@@ -43,7 +43,7 @@ def detail(snapshot: MachineSnapshot, world: World, uid: int, id_: str) -> Progr
     return ProgramDetail(
         program=line,
         waiting=waiting,
-        explanation=[*explain(job, pending, job.helps).lines, *job.violations],
+        explanation=[*explain(job, pending, job.helps).lines, *job.violations, *job.problems],
         events=events,
         refused=job.refusals,
         logs=log_of(snapshot, world, uid, id_) is not None,

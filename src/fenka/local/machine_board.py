@@ -148,7 +148,7 @@ def _card(
 def _note(card: CardView, snapshot: MachineSnapshot, pending: Sequence[JobView]) -> str:
     """Return why a card takes nothing new."""
     if not card.healthy:
-        return "lost or unhealthy: takes no new programs"
+        return f"takes no new programs: {card.problem or 'lost or unhealthy'}"
     if any(card.uuid == divided.uuid for divided in snapshot.divided):
         return "divided into MIG instances"
     if card.cordoned:
@@ -179,7 +179,7 @@ def _program(
         compute_mode=job.slices[0].compute_mode,
         idle_s=_idle_s(job, around.idle_after_s, now),
         starts=job.starts,
-        violations=job.violations,
+        violations=[*job.violations, *job.problems],
         own=viewer.owns(job),
         address=around.addresses.get(job.id, ""),
         priority=job.priority,

@@ -62,6 +62,11 @@ def node_row(snapshot: MachineSnapshot) -> NodeRow:
         instances=instance_rows(snapshot.divided, _slices_by_device(snapshot)),
         free={card.index: card.free for card in snapshot.divided},
         unleased={card.index: card.unleased for card in snapshot.cards if card.unleased},
+        problems={
+            card.index: f"takes no new programs: {card.problem}"
+            for card in snapshot.cards
+            if card.problem
+        },
     )
 
 
@@ -152,7 +157,8 @@ def explain(job: JobView, pending: int, helps: list[str]) -> Explanation:
 def _explanation(job: JobView, pending: int) -> str:
     if job.position is None:
         cards = ", ".join(f"{piece.memory_mib} MiB of card {piece.card}" for piece in job.slices)
-        return f"{job.name} is {job.state}" + (f": it holds {cards}" if cards else "")
+        holds = f"{job.name} is {job.state}" + (f": it holds {cards}" if cards else "")
+        return "; ".join([holds, *(f"it {problem}" for problem in job.problems)])
     where = f"{job.name} waits at position {job.position} of {pending} for {job.summary}"
     reserved = ", ".join(map(str, job.reserved))
     return f"{where}: {job.reason}" + (f"; card {reserved} is reserved for it" if reserved else "")

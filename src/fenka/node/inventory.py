@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,8 @@ from fenka.core.request import Slice
 from fenka.dialects import base, mig_records, nodes
 from fenka.dialects.base import SharedNode
 from fenka.dialects.mig_records import with_division
+from fenka.hardware.card_errors import FALLEN_OFF, NO_SIZE, CardErrors
 from fenka.hardware.nvml import Hardware, NoDriver, Reading
-from fenka.hardware.xids import is_fatal_xid
 from fenka.isolation.driver_usage import UnleasedTracker
 from fenka.isolation.lease_files import decode_json, write_atomically
 from fenka.kubernetes.api_client import ApiError, ApiUnreachable
@@ -48,9 +47,7 @@ class CardHealth:
         self._cards = hardware.driver.cards()
         self.links = hardware.driver.links()
         """How the cards are connected that the driver showed at the start, or when one returned."""
-        self._errors = _read(record)
-        """Reported errors by UUID."""
-        self._recording = threading.Lock()
+        self._errors = CardErrors(_read(record), self._save)
         self._lost: set[str] = set()
         self.readings: dict[str, Reading] = {}
         """By UUID, as of the last refresh."""
@@ -71,8 +68,9 @@ class CardHealth:
     def error(self, uuid: str) -> str | None:
         """Return why the card is unhealthy; None if it is healthy."""
         if uuid in self._lost:
-            return self._driver_error or "it has fallen off the bus"
-        return self._errors.get(uuid)
+            return self._driver_error or FALLEN_OFF
+        sized = {card.uuid for card in self._cards if card.memory_mib}
+        return self._errors.get(uuid) or (None if uuid in sized else NO_SIZE)
 
     def restore(self, published: Iterable[Card]) -> None:
         """Add the cards that the node published before. Those that the driver does not show are lost.
@@ -110,10 +108,8 @@ class CardHealth:
 
         instance: the key of the MIG instance that it concerns alone. It begins with its card's UUID.
         """
-        if is_fatal_xid(xid):
-            affected: list[str] = [card.uuid for card in self._cards if uuid in (None, card.uuid)]
-            keys = [instance] if instance else affected
-            self._update(lambda errors: {**errors, **dict.fromkeys(keys, f"XID {xid}")})
+        affected: list[str] = [card.uuid for card in self._cards if uuid in (None, card.uuid)]
+        self._errors.report_xid([instance] if instance else affected, xid)
 
     def instance_error(self, key: str) -> str | None:
         """Return why a MIG instance is unhealthy; None if it is healthy."""
@@ -121,12 +117,7 @@ class CardHealth:
 
     def reset(self, indexes: Collection[int]) -> None:
         """Clear the errors of cards that a user has reset, and of their instances."""
-        reset = {card.uuid for card in self._cards if card.index in indexes}
-        self._update(
-            lambda errors: _without(
-                errors, [key for key in errors if key.partition("/")[0] in reset]
-            )
-        )
+        self._errors.clear_reset({card.uuid for card in self._cards if card.index in indexes})
 
     def refresh(self) -> None:
         """Read the cards. Takes as long as the driver takes."""
@@ -137,26 +128,20 @@ class CardHealth:
         lost: set[str] = {card.uuid for card in self._cards if card.uuid not in self.readings}
         # A lost card returns only by a reset.
         returned = self._lost - lost
-        self._update(lambda errors: _without(errors, returned))
+        self._errors.clear_returned(returned)
         if returned:
             with contextlib.suppress(NoDriver):
                 self.links = self._hardware.driver.links()
                 self._on_return([card for card in self._cards if card.uuid in returned])
         self._lost = lost
 
-    def _update(self, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
-        with self._recording:
-            before, self._errors = self._errors, change(self._errors)
-            if self._errors == before or self._record is None:
-                return
-            try:
-                write_atomically(self._record, msgspec.json.encode(self._errors))
-            except OSError as error:
-                _LOG.error("reported errors will be forgotten at the next start: %s", error)
-
-
-def _without(errors: Mapping[str, str], uuids: Collection[str]) -> dict[str, str]:
-    return {uuid: error for uuid, error in errors.items() if uuid not in uuids}
+    def _save(self, errors: Mapping[str, str]) -> None:
+        if self._record is None:
+            return
+        try:
+            write_atomically(self._record, msgspec.json.encode(errors))
+        except OSError as error:
+            _LOG.error("reported errors will be forgotten at the next start: %s", error)
 
 
 def _first_free(used: Collection[int]) -> int:

@@ -76,6 +76,7 @@ class NodeRow:
         instances: those of divided cards.
         free: how many more instances fit a divided card by profile, each for itself, by the card's index.
         unleased: who uses memory of cards without a lease, in a sentence for each, by the card's index.
+        problems: why cards are unhealthy, likewise; those of a cluster are in events.
     """
 
     name: str
@@ -97,6 +98,7 @@ class NodeRow:
     instances: list[InstanceRow] = field(default_factory=list)
     free: dict[int, dict[str, int]] = field(default_factory=dict)
     unleased: dict[int, str] = field(default_factory=dict)
+    problems: dict[int, str] = field(default_factory=dict)
 
     @property
     def allocated(self) -> float:

@@ -445,7 +445,7 @@ class Broker:
     ) -> list[Effect]:
         """Update the health of the cards and what no lease uses of them. Jobs keep their slices.
 
-        unleased: what uses cards without a lease, by UUID, for reasons; None for no change.
+        unleased: what uses cards without a lease, or why they are unhealthy, by UUID; None for no change.
         """
         unleased = self._unleased if unleased is None else unleased
         if (node, unleased) == (self.node, self._unleased):
@@ -845,17 +845,17 @@ class Broker:
         return [EvictGang(jobs) for jobs in gangs]
 
     def _pending_reason(self, status: queue.QueueStatus) -> str:
-        """Return why a job is pending, with what uses memory of its cards without a lease."""
+        """Return why a job is pending, with what uses its cards without a lease or makes them unhealthy."""
         lacking = {
             reason.card
             for reason in status.unschedulable.reasons
-            if reason.code is ReasonCode.MEMORY
+            if reason.code in (ReasonCode.MEMORY, ReasonCode.UNHEALTHY)
         }
         booked = self._rules.booking_reasons(self._queue[status.id], status.unschedulable)
         return "; ".join([status.reason, *booked, *self._unleased_on(lacking)[:MAX_UNLEASED_SHOWN]])
 
     def _unleased_on(self, indexes: Collection[int]) -> list[str]:
-        """Return who uses these cards without a lease, in a sentence for each."""
+        """Return who uses these cards without a lease, or their problem, in a sentence for each."""
         return [
             f"card {card.index}: {self._unleased[card.uuid]}"
             for card in self.node.cards

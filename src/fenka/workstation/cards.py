@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, InstanceId, Node
 from fenka.core.mig.instances import is_planned
 from fenka.core.request import Slice
 from fenka.core.units import MIB
 from fenka.hardware import card_lock
+from fenka.hardware.card_errors import FALLEN_OFF, NO_SIZE, CardErrors
 from fenka.hardware.nvml import GpuProcess, Hardware, Reading
 from fenka.hardware.xids import XidLog
 from fenka.isolation import driver_usage, pid_namespaces
@@ -29,6 +30,9 @@ from fenka.isolation.driver_usage import (
 from fenka.procfs import process_name, real_uid
 from fenka.workstation.job import Job
 from fenka.workstation.lifetime import log
+
+RESET_HOW = "reset it, then `fenka daemon --card-reset {index}`"
+"""The way to clear the error of a card."""
 
 ACTIVITY_PERIOD_S = 1.9
 """Between two looks at what jobs use of their cards' time: the driver's samples cover a second."""
@@ -98,6 +102,17 @@ class CardsSample:
     unleased: Mapping[str, UnleasedMemory]
     activity: Mapping[tuple[str, str], Activity] = field(default_factory=dict)
     xids: Mapping[str, list[str]] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Why cards are unhealthy, by UUID."""
+
+
+def problems_of(job: Job, problems: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each unhealthy card of a job. problems: by the UUID of the card or instance."""
+    found = {piece.card: problems[piece.uuid] for piece in job.slices if piece.uuid in problems}
+    return [
+        f"is on card {index}, which takes nothing new: {problem}"
+        for index, problem in found.items()
+    ]
 
 
 def group_by_lease(
@@ -258,12 +273,18 @@ class CardObserver:
     """Those of the last check for violations."""
     _locked_by_root: set[str] = field(default_factory=set)
     _unleased: UnleasedTracker = field(default_factory=UnleasedTracker)
+    errors: CardErrors = field(default_factory=CardErrors)
+    """Reported errors of cards, and of instances by `InstanceId.device`."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Why cards and instances are unhealthy, by UUID, as of the last look."""
+    _missing: set[str] = field(default_factory=set)
+    """Cards that the driver did not list at the last look."""
 
     def observe(self, node: Node) -> tuple[Node, dict[str, Reading]]:
         """Return the node with each card's health and unleased memory, and the readings by UUID.
 
-        A card is unhealthy if the driver does not list it, if root's daemon has locked it, or
-        while it is divided. One whose layout waits is cordoned.
+        A card is unhealthy if the driver does not list it, reports no memory of it, or has reported an error.
+        So is one that root's daemon has locked, or that is being divided. One whose layout waits is cordoned.
         Raises NoDriver, NodeError.
         """
         readings = self._measure_unleased(node)
@@ -282,12 +303,20 @@ class CardObserver:
                 f"root's daemon has locked {len(locked)} of this daemon's cards: no new leases on them"
             )
         self._locked_by_root = locked
-        usable = readings.keys() - locked - self.dividing
+        missing: set[str] = {
+            card.uuid for card in node.cards if card.parent is None and card.uuid not in readings
+        }
+        self.errors.clear_returned(self._missing - missing)
+        self._missing = missing
+        problems = {card.uuid: self._problem(card, readings, locked) for card in node.cards}
+        for card in node.cards:
+            if card.parent is not None and problems.get(card.parent):
+                problems[card.uuid] = problems[card.parent]
+        self.problems = {uuid: problem for uuid, problem in problems.items() if problem}
         cards = (
             replace(
                 card,
-                healthy=(card.uuid in usable or is_planned(card.uuid))
-                and (card.parent is None or card.parent in usable),
+                healthy=card.uuid not in self.problems,
                 cordoned=card.cordoned if card.parent else card.uuid in self.waiting,
                 unleased_mib=unleased.total_mib,
                 drawn_mib=unleased.drawn_mib,
@@ -296,6 +325,21 @@ class CardObserver:
             for unleased in [self._unleased.counted(card.uuid)]
         )
         return replace(node, cards=tuple(cards))
+
+    def _problem(self, card: Card, readings: Mapping[str, Reading], locked: Collection[str]) -> str:
+        """Return why a card, or an instance by itself, is unhealthy; nothing if it is healthy."""
+        if card.uuid not in readings and not is_planned(card.uuid):
+            return FALLEN_OFF
+        if card.uuid in locked:
+            return "root's daemon leases it"
+        if card.uuid in self.dividing:
+            return "it is being divided into MIG instances"
+        key = InstanceId(card.parent, card.start, card.profile).device if card.parent else card.uuid
+        if error := self.errors.get(key):
+            return f"{error}: {RESET_HOW.format(index=card.index)}"
+        if not card.memory_mib and not card.divided:
+            return f"{NO_SIZE}: `fenka daemon --restart --card-memory 96GiB`"
+        return ""
 
     def unleased(self, uuid: str) -> UnleasedMemory:
         """Return the memory of a card or instance that counted as in use by no lease at the last look."""
@@ -326,7 +370,14 @@ class CardObserver:
         """Return what the driver and the last check for violations report. Raises NoDriver."""
         unleased = {uuid: self.unleased(uuid) for uuid in readings}
         xids = {uuid: self.xids.last(uuid) for uuid in readings}
-        return CardsSample(readings, self.gpu_processes(), self._violations, unleased, xids=xids)
+        return CardsSample(
+            readings,
+            self.gpu_processes(),
+            self._violations,
+            unleased,
+            xids=xids,
+            problems=self.problems,
+        )
 
     @property
     def violations(self) -> Mapping[str, int]:

@@ -261,7 +261,7 @@ class RequestHandler:
                 await self._answer_later(client, message)
             case protocol.RemoveEnded():
                 client.send(protocol.Done(str(self._remove_ended(client, message))))
-            case protocol.ResizeJob() | protocol.PrioritizeJob():
+            case protocol.ResizeJob() | protocol.PrioritizeJob() | protocol.ReportReset():
                 client.send(protocol.Done(self._change(client, message)))
             case protocol.StopDaemon():
                 self._check_stop(client, message)
@@ -460,8 +460,14 @@ class RequestHandler:
 
         return self.history.remove(client.uid, unwanted)
 
-    def _change(self, client: Client, request: protocol.ResizeJob | protocol.PrioritizeJob) -> str:
-        """Change a job or a gang, and return its name. Raises FenkaError, OSError."""
+    def _change(
+        self,
+        client: Client,
+        request: protocol.ResizeJob | protocol.PrioritizeJob | protocol.ReportReset,
+    ) -> str:
+        """Change a job, a gang or cards. Return the name, or what is left. Raises FenkaError, OSError."""
+        if isinstance(request, protocol.ReportReset):
+            return self._use_again(client, request)
         try:
             jobs = self.broker.find(request.name, client.uid)
         except UnknownJob:
@@ -508,6 +514,28 @@ class RequestHandler:
                 f"{user_name(os.geteuid())}'s: `sudo fenka daemon --background` starts root's"
             )
         return protocol.Done(self.make_ticket(client.account, request))
+
+    def _use_again(self, client: Client, request: protocol.ReportReset) -> str:
+        """Clear the errors of cards, and return what was done. Raises RequestRefused."""
+        if not _owns_daemon(client):
+            raise RequestRefused(
+                f"only {user_name(os.geteuid())}, who runs this daemon, may have its cards used again"
+            )
+        cards = [card for card in self.broker.node.cards if card.parent is None]
+        by_name = {name: card for card in cards for name in (str(card.index), str(card.uuid))}
+        if unknown := [name for name in request.cards if name not in by_name]:
+            raise RequestRefused(
+                f"no card is called {unknown[0][:64]!r}: there are {', '.join(sorted(by_name))}"
+            )
+        self.controller.cards.errors.clear_reset({by_name[name].uuid for name in request.cards})
+        self.controller.observe_cards()
+        left = [
+            f"card {card.index} is still not used: {problem}"
+            for card in cards
+            if {str(card.index), card.uuid} & {*request.cards}
+            and (problem := self.controller.cards.problems.get(card.uuid))
+        ]
+        return "; ".join(left)
 
     def _check_stop(self, client: Client, request: protocol.StopDaemon) -> None:
         if not _owns_daemon(client):

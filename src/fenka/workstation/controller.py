@@ -223,7 +223,12 @@ class Controller:
         Raises NoDriver, NodeError.
         """
         node, readings = self.cards.observe(self.instances.divided(self.broker.node))
-        unleased = {card.uuid: self.cards.unleased(card.uuid).sentence() for card in node.cards}
+        unleased = {
+            # Instances share the problem of their card, which is said once.
+            card.uuid: (card.parent is None and self.cards.problems.get(card.uuid))
+            or self.cards.unleased(card.uuid).sentence()
+            for card in node.cards
+        }
         self._apply_later(self.broker.update_node(node, time.time(), unleased), save=False)
         self.changes.settle()
         return readings

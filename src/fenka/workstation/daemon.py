@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fenka.core.errors import FenkaError
+from fenka.hardware.card_errors import CardErrors
 from fenka.hardware.card_spec import NodeError
-from fenka.hardware.nvml import Hardware, NoDriver, Reading, XidListener
+from fenka.hardware.nvml import Hardware, NoDriver, Reading, Xid, XidListener
 from fenka.isolation import compute_feedback, pid_namespaces
 from fenka.isolation.lease_files import account_file
 from fenka.mig.manager import InstanceManager
@@ -149,6 +150,7 @@ class Daemon:
         self._write_devices()
         self._layouts.load()
         self._history.load()
+        self._load_card_errors()
         for job in self._running.lost():
             self._history.add(job)
         self._recorder.on_change()
@@ -189,6 +191,32 @@ class Daemon:
         self._controller.close()
         self._processes.close()
         await self._recorder.close()
+
+    def _load_card_errors(self) -> None:
+        """Take over the errors that an earlier daemon recorded, and record those that come."""
+        known = files.load_card_errors(self.runtime)
+        self._cards.errors = CardErrors(known, self._save_card_errors)
+        self._cards.xids.on_event = self._on_xid
+
+    def _on_xid(self, event: Xid) -> None:
+        """Take a card, or the instance that the XID names, out of use if it needs a reset."""
+        keys: list[str] = [event.uuid]
+        if event.gpu_instance is not None:
+            # Of an administrator's instance there is no record, and nothing is leased.
+            keys = [
+                record.instance.device
+                for record in self._controller.instances.keeper.records
+                if (record.card, record.gpu_instance) == (event.uuid, event.gpu_instance)
+            ]
+        if self._cards.errors.report_xid(keys, event.number):
+            with contextlib.suppress(FenkaError, OSError):
+                self._controller.observe_cards()
+
+    def _save_card_errors(self, errors: Mapping[str, str]) -> None:
+        try:
+            files.save_card_errors(self.runtime, errors)
+        except OSError as why:
+            log(f"a card's error will be forgotten at the daemon's next start: {describe(why)}")
 
     def _write_devices(self) -> None:
         """Write containers' devices again if cards, unit or libraries have changed."""

@@ -142,6 +142,13 @@ class StateFile(msgspec.Struct, forbid_unknown_fields=True):
     version: Literal[3, 4, 5] = 5
 
 
+class CardErrorsFile(msgspec.Struct, forbid_unknown_fields=True):
+    """Errors after which cards are not used, by UUID or instance. boot: a reboot resets all cards."""
+
+    boot: str
+    errors: Mapping[str, str]
+
+
 class LayoutFile(msgspec.Struct, forbid_unknown_fields=True):
     """Layouts that wait for something to end, by the cards' UUIDs."""
 
@@ -528,6 +535,22 @@ def ended_job(job: Job, ended_at: float, cards: Mapping[str, Card], page: Path) 
         rank=job.rank,
         size=job.gang.size if job.gang else 1,
     )
+
+
+def load_card_errors(runtime: Runtime) -> Mapping[str, str]:
+    """Return the errors that an earlier daemon recorded; none after a reboot, or from a damaged file."""
+    try:
+        content = lease_files.read_regular_file(runtime.card_errors, MAX_FILE_BYTES)
+        recorded = lease_files.decode_json(msgspec.json.Decoder(CardErrorsFile), content)
+    except (OSError, msgspec.DecodeError):
+        return {}
+    return recorded.errors if recorded.boot == procfs.boot_id() else {}
+
+
+def save_card_errors(runtime: Runtime, errors: Mapping[str, str]) -> None:
+    """Record the errors for the next daemon. Raises OSError."""
+    content = msgspec.json.encode(CardErrorsFile(procfs.boot_id(), errors))
+    lease_files.write_atomically(runtime.card_errors, content)
 
 
 def _healthy(card: Card | None) -> bool:

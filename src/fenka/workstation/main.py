@@ -211,6 +211,9 @@ def run(
         ended = _serve(runtime, config, ready, ending)
         if not ended.jobs and ended.moved is None:
             remove_files(runtime)
+            if config.simulate:
+                # The next simulated cards are as after a reset.
+                runtime.card_errors.unlink(missing_ok=True)
         return ended
 
 

@@ -80,6 +80,8 @@ class Runtime:
     """The MIG instances that the daemon has created."""
     layouts = _RuntimePath("layouts.json")
     """Layouts that wait for something to end."""
+    card_errors = _RuntimePath("card-errors.json")
+    """Errors of cards that have not been reset since."""
     log = _RuntimePath("daemon.log")
     """Output of a background daemon."""
     leases = _RuntimePath("leases")

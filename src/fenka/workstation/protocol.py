@@ -347,6 +347,12 @@ class ApplyLayout(Message, tag="apply-layout"):
     dry_run: bool = False
 
 
+class ReportReset(Message, tag="report-reset"):
+    """Use cards again that were reset after an error, by index or UUID. Answered by Done or Failure."""
+
+    cards: list[str]
+
+
 class CancelLayout(Message, tag="cancel-layout"):
     """Give up what waits of layouts. Answered by LayoutApplied, with what waited, or Failure."""
 
@@ -471,7 +477,7 @@ class JobView(msgspec.Struct, frozen=True):
     deadline: when it is terminated.
     reserved: indices of the cards reserved for it. starts_by: when these will be free at the latest.
     used_s: its user's recent use of cards, in decaying card-seconds.
-    reason: why it is pending. violations: sentences about exceeded limits.
+    reason: why it is pending. violations: sentences about exceeded limits. problems: about unhealthy cards.
     unreadable_pids: processes that may be in the lease and cannot be inspected; they keep it while they live.
     allow_user_namespaces: its programs may create user namespaces, in which they can undo its limits.
     allow_unlimited_drivers: they may use parts of the driver that its limits do not cover.
@@ -511,6 +517,7 @@ class JobView(msgspec.Struct, frozen=True):
     starts_by: float | None = None
     used_s: float = 0.0
     violations: list[str] = []
+    problems: list[str] = []
     unreadable_pids: list[int] = []
     allow_user_namespaces: bool = False
     allow_unlimited_drivers: bool = False
@@ -540,6 +547,8 @@ class CardView(msgspec.Struct, frozen=True):
     free_mib: memory that new slices can have; 0 if the card takes none.
     cordoned: it takes no new slices, because its layout is to change.
     xids: the last errors that the driver reported, in sentences, the newest first.
+    memory_mib: 0 if the driver reports none.
+    problem: why it is unhealthy, and what clears that.
     """
 
     index: int
@@ -559,6 +568,7 @@ class CardView(msgspec.Struct, frozen=True):
     power_w: float | None = None
     power_limit_w: float | None = None
     xids: list[str] = []
+    problem: str = ""
 
 
 class QuotaView(msgspec.Struct, frozen=True):
@@ -712,6 +722,7 @@ ToDaemon = (
     | GetInstances
     | ApplyLayout
     | CancelLayout
+    | ReportReset
     | StopJob
     | GetEnded
     | RemoveEnded

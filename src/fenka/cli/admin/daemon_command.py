@@ -184,6 +184,14 @@ def daemon(
             "--restart", help="replace the running daemon by this build's; programs go on"
         ),
     ] = False,
+    card_reset: Annotated[
+        list[str],
+        typer.Option(
+            "--card-reset",
+            metavar="CARD",
+            help="use a card again that was reset after an error, by index or UUID; repeatable",
+        ),
+    ] = [],  # noqa: B006 - typer copies it
     show_config: Annotated[
         bool, typer.Option("--show-config", help="print the options, and where they come from")
     ] = False,
@@ -202,6 +210,7 @@ def daemon(
         stop: End the daemon that runs.
         force: End it even if programs hold slices.
         restart: Replace the daemon that runs.
+        card_reset: Cards to use again.
         show_config: Print the options.
         resume: Use the configuration of the previous daemon, if it left one.
         replace: Wait for the end of the daemon that runs.
@@ -209,9 +218,10 @@ def daemon(
         lifeline: End when standard input reaches its end.
         no_file: Do not read the file of options.
     """
-    if sum((background, stop, restart, show_config)) > 1:
+    if sum((background, stop, restart, show_config, bool(card_reset))) > 1:
         raise UserError(
-            "--background, --stop, --restart and --show-config exclude each other", INVALID_INPUT
+            "--background, --stop, --restart, --card-reset and --show-config exclude each other",
+            INVALID_INPUT,
         )
     given = {
         name: getattr(config, name)
@@ -221,6 +231,8 @@ def daemon(
     if stop:
         stop_daemon(paths.current(), force=force)
         print("the fenka daemon has ended")
+    elif card_reset:
+        _use_again(card_reset)
     elif show_config:
         _show(paths.current(), given)
     elif restart:
@@ -256,6 +268,15 @@ def _restart(given: dict[str, Any]) -> None:
     with client.DaemonConnection(runtime) as connection:
         pid = connection.daemon_pid
     print(f"the fenka daemon is now process {pid}, build {build_id()}; programs went on")
+
+
+def _use_again(cards: list[str]) -> None:
+    """Have the running daemon use cards again. Raises DaemonUnavailable, RequestFailed, UserError."""
+    with client.DaemonConnection(paths.current()) as connection:
+        left = connection.request(protocol.ReportReset(cards), protocol.Done).text
+    if left:
+        raise UserError(left)
+    print(f"used again: card {', '.join(cards)}")
 
 
 def _show(runtime: Runtime, given: dict[str, Any]) -> None:

@@ -30,6 +30,9 @@ from fenka.workstation.client import (
 from fenka.workstation.containers import cdi_devices
 from fenka.workstation.paths import UnsafeDirectory
 
+UNKNOWN_MEMORY = "unknown memory"
+"""Of a card whose driver reports none."""
+
 
 class Check(msgspec.Struct, frozen=True, omit_defaults=True):
     """The result of one check. `note` is information that is neither good nor bad.
@@ -225,7 +228,8 @@ def _cards_without_daemon() -> list[Check]:
             libraries = "" if driver.simulated else None
             checks = [_driver(driver.version, driver.cuda_version, libraries)]
             for card in driver.cards():
-                detail = f"{card.model}, {card.memory_mib} MiB, {card.uuid}"
+                memory = f"{card.memory_mib} MiB" if card.memory_mib else UNKNOWN_MEMORY
+                detail = f"{card.model}, {memory}, {card.uuid}"
                 checks.append(Check(f"card {card.index}", "ok", detail))
             return checks
     except NoDriver as why:
@@ -247,12 +251,13 @@ def _card(card: protocol.CardView, snapshot: protocol.MachineSnapshot) -> Check:
     units = card_units(card.memory_mib, snapshot.unit_mib)
     context = "unknown" if card.context_mib is None else f"{card.context_mib} MiB"
     subject = f"card {card.index}"
+    memory = f"{card.memory_mib} MiB = {units} units" if card.memory_mib else UNKNOWN_MEMORY
     detail = (
-        f"{card.model}, {card.memory_mib} MiB = {units} units, {card.leased_mib} MiB leased, "
+        f"{card.model}, {memory}, {card.leased_mib} MiB leased, "
         f"context {context} a process, {card.uuid}"
     )
     if not card.healthy:
-        return Check(subject, "wrong", f"{detail}; the driver has lost it")
+        return Check(subject, "wrong", f"{detail}; {card.problem or 'it takes no new programs'}")
     unleased = [_describe(process) for process in snapshot.unleased if process.card == card.index]
     if unleased:
         why = (

@@ -60,6 +60,7 @@ def ps(
         for job in snapshot.jobs
         for violation in job.violations
     ]
+    violations += [f"! {job.name} {problem}" for job in snapshot.jobs for problem in job.problems]
     unleased = [f"card {card.index}: {card.unleased}" for card in snapshot.cards if card.unleased]
     tables.print_lines([*tables.align_to_terminal(rows), *violations, *unleased])
     if past:
@@ -178,7 +179,7 @@ def _row(job: protocol.JobView) -> tuple[str, ...]:
         ",".join(map(_place, job.slices)) or "-",
         "+".join(f"{slice_.memory_mib}MiB" for slice_ in job.slices) or job.summary,
         _core(job),
-        (f"{sum(used)}MiB" if used else "-") + ("!" if job.violations else ""),
+        (f"{sum(used)}MiB" if used else "-") + ("!" if job.violations or job.problems else ""),
         short_duration(time.time() - (job.started_at or job.requested_at)),
         job.reason if job.state == "waiting" else _command(job),
     )

@@ -103,7 +103,7 @@ def node(
         lines += [
             f"{row.name}: card {index}: {who}"
             for row in rows
-            for index, who in row.unleased.items()
+            for index, who in [*row.problems.items(), *row.unleased.items()]
         ]
     if lines:
         tables.print_lines(lines)

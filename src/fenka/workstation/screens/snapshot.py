@@ -17,7 +17,7 @@ from fenka.procfs import process_name
 from fenka.views.mig_rows import MigCardView
 from fenka.workstation import protocol
 from fenka.workstation.broker import Broker
-from fenka.workstation.cards import CardsSample
+from fenka.workstation.cards import CardsSample, problems_of
 from fenka.workstation.job import Job
 from fenka.workstation.lease_processes import ProcessScan
 from fenka.workstation.paths import Runtime, machine_address
@@ -95,6 +95,7 @@ def _card(hardware: Hardware, sample: CardsSample, broker: Broker, card: Card) -
         power_w=reading.power_w if reading else None,
         power_limit_w=reading.power_limit_w if reading else None,
         xids=[*sample.xids.get(card.uuid, ())],
+        problem=sample.problems.get(card.uuid, ""),
     )
 
 
@@ -144,6 +145,7 @@ def _job(
         if pending
         else 0.0,
         violations=sample.violations.get(job.id, []),
+        problems=problems_of(job, sample.problems),
         unreadable_pids=scan.unreadable.get(job.id, []),
         allow_user_namespaces=job.spec.allow_user_namespaces,
         allow_unlimited_drivers=job.spec.allow_unlimited_drivers,

@@ -128,7 +128,7 @@ web/node_modules/.installed: web/package-lock.json .venv/.web
 	@cd web && $(NODE) $(NODEJS)/lib/node_modules/npm/bin/npm-cli.js ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
-src/fenka/_web/index.html: web/node_modules/.installed $(shell find web/src web/public web/*.ts web/*.js web/*.html -type f)
+src/fenka/_web/index.html: web/node_modules/.installed $(shell find web/src web/*.ts web/*.js web/*.html -type f)
 	@cd web && $(NODE) node_modules/vite/bin/vite.js build --logLevel error
 	@touch $@
 

@@ -1,6 +1,7 @@
 """`fenka notebook` with a real Jupyter server and a real kernel."""
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from fenka.cli.demo import Kernel, KernelFailed
 from fenka.jobs.in_pod import notebook_server
 from fenka.jobs.in_pod.notebook_server import read_usage
 from fenka.jobs.notebook import hash_password
-from tests.jupyter_login import login
+from tests.jupyter_login import logged_in, login
 from tests.workstation.conftest import Workstation, eventually, refused
 
 LOOK = (
@@ -79,7 +80,8 @@ def test_notebook_ends_when_its_server_ends(t4: Workstation) -> None:
     ) as process:
         assert process.stdout
         assert re.fullmatch(
-            r"notebook: http://127\.0\.0\.1:\d+/lab\?token=\w+\n", process.stdout.readline()
+            r"notebook: http://[0-9a-f]{32}\.localhost:\d+/lab\?token=\w+\n",
+            process.stdout.readline(),
         )
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 0
@@ -106,13 +108,36 @@ def test_ports_differ_when_notebooks_start_together(t4: Workstation) -> None:
         assert len(ports) == 3
         for line, _ in printed:
             Kernel(line.split(": ")[1].strip()).close()
-        for port in ports:
-            # What keeps the port from other users' notebooks is the servers'.
-            with (
-                socket.socket(type=socket.SOCK_DGRAM) as other,
-                pytest.raises(OSError, match="in use"),
-            ):
-                other.bind(("127.0.0.1", port))
+
+
+def test_notebook_answers_to_its_own_name_alone(t4: Workstation) -> None:
+    """The name is new at each start, and cookies of an earlier one log in to nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    t4.environment["PASSWORD"] = "mypassw0rd"
+    given = ("--gpu-mem", "2", "--name", "nb", "--port", str(port), "--detach")
+    names, cookies = [], ""
+    for words in (("notebook", *given), ("start", "nb", "--detach")):
+        place = urllib.parse.urlsplit(t4.ok(*words).removeprefix("nb: ").strip()).netloc
+        names.append(place)
+        for name in ("127.0.0.1", "localhost", f"{'0' * 32}.localhost"):
+            assert _status(port, f"{name}:{port}") == 421
+        assert _status(port, place, Cookie=cookies) == 403
+        cookies = logged_in(f"http://{place}", "mypassw0rd")
+        assert _status(port, place, Cookie=cookies) == 200
+        reached = socket.socket(socket.AF_UNIX)
+        reached.connect(str(t4.root / "jobs" / "nb" / "jupyter.sock"))
+        assert _status(port, place, reached, Cookie=cookies) == 200
+        t4.ok("stop", "nb")
+    assert len(set(names)) == 2
+
+
+def _status(port: int, host: str, reached: socket.socket | None = None, **fields: str) -> int:
+    """Return the status of an answer that only who is logged in gets, by port or by a Unix socket."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as server:
+        server.sock = reached
+        server.request("GET", "/api/contents", headers={"Host": host, **fields})
+        return server.getresponse().status
 
 
 def test_notebook_fails_when_its_directory_is_missing(t4: Workstation) -> None:
@@ -231,7 +256,7 @@ def test_own_settings_of_jupyter_stay(t4: Workstation, tmp_path: Path) -> None:
         *("notebook", "--gpu-mem", "2", "--name", "nb", "--base-url", "/nb/", "--detach"),
         *("--directory", str(tmp_path)),
     )
-    assert printed == f"nb: http://127.0.0.1:{port}/nb/lab\n"
+    assert re.fullmatch(rf"nb: http://[0-9a-f]{{32}}\.localhost:{port}/nb/lab\n", printed)
     (server_file,) = (t4.root / "jobs" / "nb" / "runtime").glob("jpserver-*.json")
     assert json.loads(server_file.read_text())["root_dir"] == str(tmp_path)
 

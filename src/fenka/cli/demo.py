@@ -30,6 +30,7 @@ from fenka.core.errors import FenkaError
 from fenka.core.units import card_units, units_to_mib
 from fenka.formats.quantities import UNITS_MIB
 from fenka.hardware.nvml import Driver, NoDriver
+from fenka.server.loopback_name import DOMAIN
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import get_snapshot, start_daemon
 
@@ -63,14 +64,22 @@ class Kernel:
 
         parts = urllib.parse.urlsplit(url)
         token = urllib.parse.parse_qs(parts.query).get("token", [""])[0]
+        # Browsers resolve names below `localhost` themselves; Python asks the system, which may not.
+        own_name = (parts.hostname or "").endswith(f".{DOMAIN}")
+        place = f"127.0.0.1:{parts.port}" if own_name else parts.netloc
         header = {"Authorization": f"token {token}"}
         request = urllib.request.Request(
-            f"http://{parts.netloc}/api/kernels", data=b"{}", headers=header, method="POST"
+            f"http://{place}/api/kernels",
+            data=b"{}",
+            headers={"Host": parts.netloc, **header},
+            method="POST",
         )
         with urllib.request.urlopen(request, timeout=REPLY_TIMEOUT_S) as answer:
             self.id: str = json.load(answer)["id"]
         self._channel = websocket.create_connection(
-            f"ws://{parts.netloc}/api/kernels/{self.id}/channels",
+            f"ws://{place}/api/kernels/{self.id}/channels",
+            host=parts.netloc,
+            origin=f"http://{parts.netloc}",
             header=header,
             timeout=REPLY_TIMEOUT_S,
         )

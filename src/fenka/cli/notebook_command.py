@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
+from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -28,6 +29,7 @@ from fenka.jobs.workload import parse_fields
 from fenka.local import lease_jobs, runs
 from fenka.local.launch import Launcher
 from fenka.local.records import NOTEBOOKS, NotebookRecord
+from fenka.server.loopback_name import tunnel_sentence
 from fenka.workstation import paths
 
 MAX_FILE_BYTES = 4096
@@ -120,7 +122,9 @@ class ReachOptions:
     ] = ""
     port: Annotated[
         int,
-        typer.Option("--port", help="port to listen on, here; default: the first free from 8888"),
+        typer.Option(
+            "--port", help="port to listen on, here; default: a free one, drawn at random"
+        ),
     ] = 0
     base_url: Annotated[
         str,
@@ -296,11 +300,14 @@ def _run_here(record: NotebookRecord, launcher: Launcher, *, detached: bool) -> 
         detach(launcher, job_dir)
     code = run_attached(
         lambda: launcher.exec_program(print_error, jupyter.ignore_interrupts),
-        lambda pid: jupyter.follow(pid, job_dir, _announce),
+        lambda pid: jupyter.follow(pid, job_dir, lambda url: _announce(url, job_dir)),
         report_errors,
     )
     sys.exit(code)
 
 
-def _announce(url: str) -> None:
+def _announce(url: str, job_dir: Path) -> None:
     print(f"notebook: {url}", flush=True)
+    path = jupyter.socket_path(job_dir)
+    if path.is_socket():
+        print(tunnel_sentence(urlsplit(url).port or 0, str(path)), file=sys.stderr, flush=True)

@@ -36,14 +36,17 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Annotated, Literal, get_args
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Meta
 
 from fenka.core.errors import FenkaError
 from fenka.core.request import InvalidRequest
+from fenka.jobs import notebook_guard
 from fenka.jobs.in_pod import notebook_server
 from fenka.jobs.workload import DEFAULT_SERVICE, PodOptions, ServiceType, validate_name
+from fenka.server.loopback_name import new_name
 
 SERVICE_TYPES: tuple[ServiceType, ...] = get_args(ServiceType)
 
@@ -176,37 +179,6 @@ class PortReservations:
                 _unlock(lock, port)
         raise _none_free(ports, address)
 
-    def reserve_among_users(
-        self, ports: Sequence[int], address: str
-    ) -> tuple[int, tuple[FileIO, socket.socket]]:
-        """Reserve the first free port that no other user has reserved in this way.
-
-        It is for a server with SO_REUSEADDR whose port others guess, as they count from the same number. The
-        UDP port of the same number stays bound: the port itself would be free for others, or for nobody.
-
-        Args:
-            ports: The ports to choose from.
-            address: The address on which the process will listen.
-
-        Returns:
-            The port, and what reserves it until all copies of it are closed.
-
-        Raises:
-            NoFreePort: None of the ports is free.
-            OSError: The locks cannot be written.
-        """
-        for port in ports:
-            with contextlib.ExitStack() as unless_free:
-                claim = unless_free.enter_context(
-                    socket.socket(_family(address), socket.SOCK_DGRAM)
-                )
-                if _binds(claim, port, address):
-                    with contextlib.suppress(NoFreePort):
-                        _, lock = self.reserve([port], address, reuse=True)
-                        unless_free.pop_all()
-                        return port, (lock, claim)
-        raise _none_free(ports, address)
-
     def _open(self) -> FileIO:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._directory / _LOCKS
@@ -269,8 +241,6 @@ def _set_lock(file: FileIO, port: int, kind: int) -> None:
     fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, fields)
 
 
-PORTS = range(8888, 65536)
-
 _BASE_URL = re.compile(r"/([A-Za-z0-9._~@%-]+/)*[A-Za-z0-9._~@%-]*")
 
 Settings = dict[str, dict[str, object]]
@@ -298,8 +268,8 @@ class Notebook:
 
     command: list[str]
     environment: dict[str, str]
-    port_locks: tuple[FileIO | socket.socket, ...]
-    """Keep the port from all notebooks of fenka while the server, which inherits them, lives."""
+    port_lock: FileIO
+    """Keeps the port from the user's other jobs while the server, which inherits the lock, lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +278,7 @@ class Reach:
 
     Attributes:
         host: The IP address; empty for the settings' own, else the loopback address.
-        port: The port; 0 for the settings' own, else the first free one from 8888 on.
+        port: The port; 0 for the settings' own, else a free one, drawn at random.
         base_url: The path of all its URLs, for a reverse proxy; empty for the settings' own, else /.
     """
 
@@ -362,13 +332,9 @@ def render(
     command = find()
     # Jupyter tests a port, and binds it seconds later. Of two servers that meet there one ends, and its URL
     # may already lead to the other.
-    port, locks = reach.port, tuple[FileIO | socket.socket, ...]()
-    if port:
-        locks = (ports.reserve([port], reach.host or LOOPBACK, reuse=True)[1],)
-    else:
-        port, locks = ports.reserve_among_users(PORTS, reach.host or LOOPBACK)
-    for lock in locks:
-        os.set_inheritable(lock.fileno(), True)
+    wanted = [reach.port] if reach.port else None
+    port, lock = ports.reserve(wanted, reach.host or LOOPBACK, reuse=True)
+    os.set_inheritable(lock.fileno(), True)
     defaults: Settings = {
         "ServerApp": {
             **{"ip": LOOPBACK, "port": port, "port_retries": 50},
@@ -382,6 +348,7 @@ def render(
         server |= {"port": port, "port_retries": 0}
     if reach.base_url:
         server["base_url"] = reach.base_url
+    server |= _own_name(job_dir, new_name())
     requested: Settings = {"ServerApp": server}
     if hashed_password:
         requested["PasswordIdentityProvider"] = {"hashed_password": hashed_password}
@@ -399,8 +366,51 @@ def render(
             "JUPYTER_RUNTIME_DIR": str(job_dir / "runtime"),
             "JUPYTER_CONFIG_PATH": os.pathsep.join(path),
         },
-        port_locks=locks,
+        port_lock=lock,
     )
+
+
+def socket_path(job_dir: Path) -> Path:
+    """Return the Unix socket of a job's server, for `ssh -L`."""
+    return job_dir / "jupyter.sock"
+
+
+def _own_name(job_dir: Path, name: str) -> dict[str, object]:
+    """Have the server answer to this name alone, and return the settings of it.
+
+    Cookies of an earlier start are of no use, for a browser may have sent them to whoever took its port.
+    """
+    secret = job_dir / "runtime" / "jupyter_cookie_secret"
+    secret.unlink(missing_ok=True)
+    socket_path(job_dir).unlink(missing_ok=True)
+    directory = job_dir / "requested"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    (directory / "jupyter_server_config.py").write_text(
+        _LOAD_GUARD.format(
+            module=notebook_guard.MODULE,
+            file=notebook_guard.__file__,
+            name=name,
+            socket=str(socket_path(job_dir)),
+        )
+    )
+    return {
+        "local_hostnames": [name, "localhost"],
+        "cookie_secret_file": str(secret),
+        "jpserver_extensions": {notebook_guard.MODULE: True},
+    }
+
+
+_LOAD_GUARD = """\
+import importlib.util
+import sys
+
+spec = importlib.util.spec_from_file_location({module!r}, {file!r})
+guard = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(guard)
+guard.NAME, guard.SOCKET = {name!r}, {socket!r}
+sys.modules[{module!r}] = guard
+"""
+"""Jupyter's settings as a program. The user's Jupyter may have another Python, without fenka."""
 
 
 def _configure(directory: Path, settings: Settings) -> str:
@@ -430,6 +440,15 @@ class _Server(msgspec.Struct):
     port: int
     sock: str = ""
     token: str | None = None
+    pid: int = 0
+
+    def address(self, runtime_dir: Path) -> str:
+        """Return its URL, by the name that it answers to."""
+        named = Path(notebook_guard.name_file(str(runtime_dir), self.pid))
+        # A FIFO would wait for somebody who writes, and names are short.
+        name = named.read_text()[:80] if named.is_file() and named.stat().st_size < 80 else ""
+        parts = urlsplit(self.url)
+        return urlunsplit(parts._replace(netloc=f"{name}:{self.port}")) if name else self.url
 
 
 def listens(place: str | tuple[str, int]) -> bool:
@@ -454,7 +473,9 @@ def url(job_dir: Path) -> str | None:
             server = msgspec.json.decode(path.read_bytes(), type=_Server)
             # It writes its file before it listens.
             if listens(server.sock or (server.hostname, server.port)):
-                return f"{server.url}lab" + (f"?token={server.token}" if server.token else "")
+                return f"{server.address(path.parent)}lab" + (
+                    f"?token={server.token}" if server.token else ""
+                )
     return None
 
 

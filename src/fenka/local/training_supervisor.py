@@ -26,12 +26,12 @@ from fenka.local.records import OWN, TRAININGS, TrainingRecord
 from fenka.local.supervisor import GroupEnd, Home, RestartPolicy, Supervisor
 from fenka.local.training_plan import Process
 from fenka.local.views import requested_cards
+from fenka.server.loopback_name import new_name
 from fenka.workstation import paths
 from fenka.workstation.client import known_snapshot
 from fenka.workstation.paths import Runtime
 
 TENSORBOARD = "tensorboard"
-PORTS = range(6006, 65536)
 END_TIMEOUT_S = 5.0
 
 DISK_RETRY_S = 1.0
@@ -104,7 +104,7 @@ class Training(supervisor.ProcessGroup):
         if not self.record.spec.tensorboard:
             yield
             return
-        port, lock = paths.port_reservations().reserve(PORTS, reuse=True)
+        port, lock = paths.port_reservations().reserve(reuse=True)
         log = records.log_of(self.home.directory, TENSORBOARD)
         log.parent.mkdir(mode=0o700, exist_ok=True)
         options = [f"--logdir={self.record.spec.logdir}", f"--host={LOOPBACK}", f"--port={port}"]
@@ -121,7 +121,8 @@ class Training(supervisor.ProcessGroup):
             ) as program,
         ):
             children.add(program.pid)
-            self._update(tensorboard=f"http://{LOOPBACK}:{port}")
+            # A browser keeps nothing of it for another server.
+            self._update(tensorboard=f"http://{new_name()}:{port}")
             try:
                 yield
             finally:

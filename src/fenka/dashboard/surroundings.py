@@ -1,20 +1,45 @@
 """Reads what the page shows beside the daemon's snapshot: the user's own records on this machine."""
 
+from dataclasses import replace
+
 from fenka.dashboard.loss_curves import LossReaders, log_folder
 from fenka.jobs import notebook
+from fenka.jobs.notebook import LOOPBACK
 from fenka.local import lease_jobs, runs, service_commands, training_commands
 from fenka.local.machine_board import Surroundings
 from fenka.local.records import TRAININGS
+from fenka.server.loopback_name import new_name
 from fenka.views.board_sums import without_token
-from fenka.views.workloads import Workload
+from fenka.views.workloads import ServiceVersion, Workload
 from fenka.workstation.client import own_jobs
 from fenka.workstation.protocol import MachineSnapshot
 
 
-def look_around(snapshot: MachineSnapshot, losses: LossReaders) -> Surroundings:
+class ServiceNames:
+    """Names by which this dashboard calls services, so that a browser keeps nothing for 127.0.0.1."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+
+    def rename(self, versions: list[ServiceVersion]) -> list[ServiceVersion]:
+        """Return services of the loopback address with names that nobody can guess."""
+        self._names = {
+            version.uid: self._names.get(version.uid) or new_name() for version in versions
+        }
+        return [
+            replace(version, address=self._names[version.uid])
+            if version.address == LOOPBACK
+            else version
+            for version in versions
+        ]
+
+
+def look_around(
+    snapshot: MachineSnapshot, losses: LossReaders, names: ServiceNames
+) -> Surroundings:
     """Return this user's trainings, notebooks and services. Raises FenkaError, OSError.
 
-    losses: continues where it was at the last look.
+    losses, names: continue where they were at the last look.
     """
     jobs = [*training_commands.jobs(None), *lease_jobs.jobs()]
     workloads: list[Workload] = [
@@ -35,4 +60,5 @@ def look_around(snapshot: MachineSnapshot, losses: LossReaders) -> Surroundings:
             if not training.finished
         ]
     )
-    return Surroundings([*workloads, *service_commands.versions(None)], addresses, curves)
+    services = names.rename(list(service_commands.versions(None)))
+    return Surroundings([*workloads, *services], addresses, curves)

@@ -113,6 +113,12 @@ def first_days(now: float) -> tuple[int, int]:
     return today - datetime.fromtimestamp(now, UTC).day + 1, today
 
 
+def _page_of(service: ServiceVersion) -> str:
+    """Return the URL that a browser opens; without a port for HTTP, the address alone."""
+    port = next((port.port for port in service.ports if port.name == "RESTFUL"), None)
+    return f"http://{service.address}:{port}" if service.address and port else service.address
+
+
 def workload_line(
     workload: Workload, programs: list[str], loss: list[tuple[int, float]] | None = None
 ) -> board.WorkloadLine:
@@ -126,7 +132,7 @@ def workload_line(
         state=row.state,
         created=row.created,
         version=row.version,
-        address=without_token(row.address),
+        address=_page_of(service) if service else without_token(row.address),
         why=row.why,
         ready=service.available if service else None,
         desired=service.desired if service else None,

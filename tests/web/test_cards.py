@@ -1,6 +1,7 @@
 """The start page: who has what of which card."""
 
 import re
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from fenka.views.board import Fleet, World
 from tests.web.browser import Watched
 from tests.web.conftest import Serve
 from tools.page import worlds
+from tools.page.server import Look
 
 
 def _open(watched: Watched, url: str) -> Page:
@@ -124,3 +126,72 @@ def test_no_screen_is_wider_than_a_small_phone(world: str, serve: Serve, watched
         page.goto(f"{server.url}#/{screen}")
         expect(page.locator("h1")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= 320, screen
+
+
+def _changed(look: Callable[[World], World]) -> Look:
+    return lambda at, _: (look(worlds.workstation(at)), None)
+
+
+def test_rest_of_a_card_is_no_place_when_it_is_less_than_a_unit(
+    serve: Serve, watched: Watched
+) -> None:
+    """A T4 of 14 units of 1077 MiB has 1 MiB beside them; all that is drawn is within the card."""
+
+    def full(world: World) -> World:
+        (card,) = world.cards
+        first, *others = card.slices
+        first = msgspec.structs.replace(
+            first, held_mib=15078 - sum(slice_.held_mib for slice_ in others)
+        )
+        filled = msgspec.structs.replace(card, free_units=0, slices=[first, *others])
+        return msgspec.structs.replace(world, cards=[filled])
+
+    page = _open(watched, serve(_changed(full)).entry)
+    items = page.get_by_role("list", name="Slices of Card 0").get_by_role("listitem")
+    expect(items).to_have_count(3)
+    panel = page.get_by_role("article", name="Card 0").bounding_box()
+    assert panel
+    for item in items.all():
+        box = item.bounding_box()
+        assert box
+        assert box["x"] + box["width"] <= panel["x"] + panel["width"]
+
+
+def test_idle_says_what_it_knows_when_nobody_is_idle_for_long(
+    serve: Serve, watched: Watched
+) -> None:
+    """That a program holds a slice and was not idle for half an hour is no word that it computes."""
+
+    def none_idle(world: World) -> World:
+        programs = [msgspec.structs.replace(line, idle_s=None, busy=0.0) for line in world.programs]
+        return msgspec.structs.replace(world, programs=programs)
+
+    page = _open(watched, f"{serve(_changed(none_idle)).entry}")
+    page.get_by_role("link", name="Idle").click()
+    expect(
+        page.get_by_text("No program has been without card time for half an hour")
+    ).to_be_visible()
+
+
+def test_state_is_not_live_when_the_daemon_is_down(serve: Serve, watched: Watched) -> None:
+    """The stream of the dashboard goes on, and what it shows is old."""
+
+    def down(world: World) -> World:
+        return msgspec.structs.replace(world, problems=["no fenka daemon answers"])
+
+    page = _open(watched, serve(_changed(down)).entry)
+    expect(page.locator("header").get_by_role("status")).to_have_text(re.compile("as of"))
+
+
+def test_empty_workloads_name_commands_of_a_cluster_on_its_page(
+    serve: Serve, watched: Watched
+) -> None:
+    """None of them is for a workstation."""
+
+    def empty(at: float, _: int) -> tuple[World, Fleet | None]:
+        return msgspec.structs.replace(worlds.cluster(at), workloads=[]), None
+
+    page = _open(watched, serve(empty).entry)
+    page.get_by_role("link", name="Workloads").click()
+    expect(page.get_by_text("--image IMAGE").first).to_be_visible()
+    expect(page.get_by_text("--local")).to_have_count(0)

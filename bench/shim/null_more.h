@@ -47,7 +47,7 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
     return CUDA_SUCCESS;
 }
 
-static CUmemoryPool pools[MAX_CARDS];
+static CUmemoryPool pools[MAX_CARDS + 1];
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device) {
     if (!pool || device < 0 || device >= count)
@@ -58,6 +58,20 @@ CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device) {
 
 CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device) {
     return cuDeviceGetDefaultMemPool(pool, device);
+}
+
+/* The last one is the host's. */
+CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type) {
+    (void)type;
+    if (!pool || !location)
+        return CUDA_ERROR_INVALID_VALUE;
+    bool device = location->type == CU_MEM_LOCATION_TYPE_DEVICE;
+    *pool = (CUmemoryPool)(pools + (device ? location->id : MAX_CARDS));
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type) {
+    return cuMemGetDefaultMemPool(pool, location, type);
 }
 
 /* An address is its block's handle, so that a test can name the block that it means. */

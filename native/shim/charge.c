@@ -2,12 +2,21 @@
 
 #include "account.h"
 #include "account_page.h"
+#include "context_charge.h"
+#include "context_state.h"
 #include "deferred_release.h"
 #include "pools.h"
 
 CUresult charge(const struct target *target, uint64_t bytes) {
     if (!lease_ready())
         return LEASE_BROKEN;
+    if (target->card != NO_CARD && !context_is_charged(target->card))
+        context_adopt(target->card);
+    CUresult result = charge_alone(target, bytes);
+    return result == CUDA_ERROR_OUT_OF_MEMORY && contexts_poll(target->card) ? charge(target, bytes) : result;
+}
+
+CUresult charge_alone(const struct target *target, uint64_t bytes) {
     /* Zero bytes are granted even when the cap has been lowered below what is held. */
     if (bytes == 0 || target->card == NO_CARD || account_charge(target->card, bytes))
         return CUDA_SUCCESS;
@@ -43,6 +52,16 @@ void discharge_allocation(const struct allocation *freed) {
         discharge_shared(freed);
     else
         account_discharge(freed->card, freed->bytes);
+}
+
+void discharge_owned(uint64_t context) {
+    struct allocation freed;
+    unsigned shard = 0;
+    __atomic_fetch_add(&context_deaths, 1, __ATOMIC_RELEASE);
+    while (context && allocations_take_owned(&shard, context, &freed))
+        discharge_allocation(&freed);
+    pools_set_stale();
+    pools_poll(false);
 }
 
 CUresult charge_commit_as(CUresult result, const struct target *target, uint64_t bytes, enum kind kind, uint64_t key,

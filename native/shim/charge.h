@@ -7,6 +7,8 @@
 
 /* CUDA_ERROR_OUT_OF_MEMORY when the slice is full, as the driver answers when the card is full. */
 CUresult charge(const struct target *target, uint64_t bytes);
+/* Without a look for contexts that no hook has seen. The lease is ready. */
+CUresult charge_alone(const struct target *target, uint64_t bytes);
 
 /* After the driver's call: records what was charged under the key, or discharges it. Returns the result. */
 CUresult charge_commit_as(CUresult result, const struct target *target, uint64_t bytes, enum kind kind, uint64_t key,
@@ -18,6 +20,9 @@ static inline CUresult charge_commit(CUresult result, const struct target *targe
 
 /* Ends the charge of an allocation that the driver has freed, however it is charged. */
 void discharge_allocation(const struct allocation *freed);
+
+/* The context has ended, and all memory that it owned. */
+void discharge_owned(uint64_t context);
 
 /* Around a driver call that frees. free_begin removes the allocation before the driver can reuse its address in
  * another thread; true when that was the last reference. free_end puts it back if the driver has not freed it. */

@@ -5,16 +5,6 @@
 #include "context_state.h"
 #include "pools.h"
 
-static void discharge_owned(uint64_t context) {
-    struct allocation freed;
-    unsigned shard = 0;
-    __atomic_fetch_add(&context_deaths, 1, __ATOMIC_RELEASE);
-    while (context && allocations_take_owned(&shard, context, &freed))
-        discharge_allocation(&freed);
-    pools_set_stale();
-    pools_poll(false);
-}
-
 static CUresult create_end(CUresult result, const struct target *target, void *context) {
     if (result == CUDA_SUCCESS)
         return charge_commit(result, target, 0, CONTEXT, *(uint64_t *)context);

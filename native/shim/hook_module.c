@@ -18,20 +18,25 @@ static bool loads_lazily(void) {
            mode == CU_MODULE_LAZY_LOADING;
 }
 
-/* NULL content: there is none, or the file cannot be read; then the driver reports the error. */
+/* NULL content: there is none, or the file cannot be opened; then the driver reports the error. `fault`: of a file whose
+ * size nobody can tell, such as a pipe. The driver is not asked to read it. */
 struct image {
     void *content;
     size_t size;
+    CUresult fault;
 };
 
 static struct image image_of(const void *content) {
-    return (struct image){(void *)(uintptr_t)content, MODULE_SIZE_UNBOUNDED};
+    return (struct image){(void *)(uintptr_t)content, MODULE_SIZE_UNBOUNDED, CUDA_SUCCESS};
 }
 
 static struct image image_in(const char *path) {
-    struct image image = {NULL, 0};
-    if (path && os_map_file(path, &image.size, &image.content) != OS_OK)
+    struct image image = {NULL, 0, CUDA_SUCCESS};
+    enum os_result result = path ? os_read_file(path, MODULE_LARGEST_FILE, &image.size, &image.content) : OS_MISSING;
+    if (result != OS_OK)
         image.content = NULL;
+    if (result == OS_WRONG_SIZE)
+        image.fault = CUDA_ERROR_INVALID_IMAGE;
     return image;
 }
 
@@ -104,18 +109,18 @@ static CUresult load_module_end(CUresult result, CUmodule *module, const struct 
     return charge_commit(result, target, bytes, MODULE, result ? 0 : (uint64_t)*module);
 }
 
-#define LOAD_MODULE(of, call)                                                    \
-    do {                                                                         \
-        struct target target_;                                                   \
-        struct image image_ = (of);                                              \
-        struct module_size size_ = size_of(&image_, NULL, NULL);                 \
-        CUresult result_ = target_current(&target_);                             \
-        if (result_ == CUDA_SUCCESS)                                             \
-            result_ = charge(&target_, size_.bytes);                             \
-        if (result_ == CUDA_SUCCESS)                                             \
-            result_ = load_module_end((call), module, &image_, &target_, size_); \
-        image_close(&image_);                                                    \
-        return result_;                                                          \
+#define LOAD_MODULE(of, call)                                                      \
+    do {                                                                           \
+        struct target target_;                                                     \
+        struct image image_ = (of);                                                \
+        struct module_size size_ = size_of(&image_, NULL, NULL);                   \
+        CUresult result_ = image_.fault ? image_.fault : target_current(&target_); \
+        if (result_ == CUDA_SUCCESS)                                               \
+            result_ = charge(&target_, size_.bytes);                               \
+        if (result_ == CUDA_SUCCESS)                                               \
+            result_ = load_module_end((call), module, &image_, &target_, size_);   \
+        image_close(&image_);                                                      \
+        return result_;                                                            \
     } while (0)
 
 CUresult cuModuleLoad(CUmodule *module, const char *path) {
@@ -166,15 +171,15 @@ static CUresult load_library_end(CUresult result, CUlibrary *library, const stru
     return charge_commit(result, &everywhere, bytes, LIBRARY, (uint64_t)*library);
 }
 
-#define LOAD_LIBRARY(of, call)                                           \
-    do {                                                                 \
-        struct image image_ = (of);                                      \
-        struct module_size size_ = size_of(&image_, NULL, NULL);         \
-        CUresult result_ = context_charge_code(size_.bytes);             \
-        if (result_ == CUDA_SUCCESS)                                     \
-            result_ = load_library_end((call), library, &image_, size_); \
-        image_close(&image_);                                            \
-        return result_;                                                  \
+#define LOAD_LIBRARY(of, call)                                                             \
+    do {                                                                                   \
+        struct image image_ = (of);                                                        \
+        struct module_size size_ = size_of(&image_, NULL, NULL);                           \
+        CUresult result_ = image_.fault ? image_.fault : context_charge_code(size_.bytes); \
+        if (result_ == CUDA_SUCCESS)                                                       \
+            result_ = load_library_end((call), library, &image_, size_);                   \
+        image_close(&image_);                                                              \
+        return result_;                                                                    \
     } while (0)
 
 CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *options, void **values,

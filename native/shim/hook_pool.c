@@ -38,8 +38,8 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) { FREE_ORDERE
     do {                                                                                                \
         struct target target_;                                                                          \
         CUresult result_ = (where);                                                                     \
-        if (result_ == CUDA_SUCCESS && !lease_ready())                                                  \
-            result_ = LEASE_BROKEN;                                                                     \
+        if (result_ == CUDA_SUCCESS)                                                                    \
+            result_ = charge(&target_, 0);                                                              \
         if (result_ != CUDA_SUCCESS)                                                                    \
             return result_;                                                                             \
         CUgraph graph_ = CAPTURING(stream, suffix, NULL);                                               \
@@ -104,9 +104,28 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
         return CUDA_ERROR_NOT_SUPPORTED;
     if (!properties)
         return CUDA_ERROR_INVALID_VALUE;
-    CHARGE_OR_RETURN(&target, target_location(&target, properties->location), 0);
+    CHARGE_OR_RETURN(&target, target_pool_kind(&target, properties->location, properties->allocType), 0);
     CUresult result = REAL(cuMemPoolCreate)(pool, properties);
     return charge_commit(result, &target, 0, POOL, result ? 0 : (uint64_t)*pool);
+}
+
+/* The usual pool of a location, which may be the host's. */
+static CUresult usual_pool_end(CUresult result, const CUmemoryPool *pool, const CUmemLocation *location,
+                               CUmemAllocationType type) {
+    struct allocation known;
+    struct target target;
+    if (result != CUDA_SUCCESS || allocations_find(POOL, (uint64_t)*pool, &known) ||
+        target_pool_kind(&target, *location, type) != CUDA_SUCCESS)
+        return result;
+    return charge_commit(result, &target, 0, POOL, (uint64_t)*pool);
+}
+
+CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type) {
+    return usual_pool_end(REAL(cuMemGetDefaultMemPool)(pool, location, type), pool, location, type);
+}
+
+CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type) {
+    return usual_pool_end(REAL(cuMemGetMemPool)(pool, location, type), pool, location, type);
 }
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool) {

@@ -84,6 +84,15 @@ static int find_card(CUdevice device) {
     return control_find_card(text);
 }
 
+CUdevice device_of_card(unsigned card) {
+    int devices = 0;
+    REAL(cuDeviceGetCount)(&devices);
+    for (CUdevice device = 0; device < devices; device++)
+        if (card_of_device(device) == (int)card)
+            return device;
+    return -1;
+}
+
 int card_of_device(CUdevice device) {
     if (device < 0 || device >= MAX_DEVICES || !lease_ready())
         return -1;

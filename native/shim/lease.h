@@ -25,6 +25,7 @@ void lease_refuse(const char *subject, const char *fault);
 
 /* The index of the device's card in the control page; -1 = not in the lease, or no lease. */
 int card_of_device(CUdevice device);
+CUdevice device_of_card(unsigned card); /* -1 = the program does not see it */
 
 /* Returns when this container's slice is granted; at once in all other leases. */
 void lease_hold(void);

@@ -9,7 +9,6 @@
 #define CUBIN 0x464c457f
 #define FAT_WRAPPER 0x466243b1
 #define FAT_BINARY 0xba55ed50
-#define LARGEST_FILE ((uint64_t)4 << 30) /* beyond it nothing is read */
 
 static uint64_t plus(uint64_t a, uint64_t b) {
     uint64_t sum;
@@ -49,8 +48,8 @@ static uint64_t cubin_bytes(const char *image, size_t size, bool lazily) {
     if (size < sizeof header)
         return 0;
     memcpy(&header, image, sizeof header);
-    if (size > LARGEST_FILE)
-        size = LARGEST_FILE;
+    if (size > MODULE_LARGEST_FILE)
+        size = MODULE_LARGEST_FILE;
     if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_machine != MACHINE_CUDA ||
         header.e_shentsize != sizeof section || header.e_shstrndx >= header.e_shnum)
         return MODULE_SIZE_UNKNOWN;
@@ -277,7 +276,7 @@ static uint64_t fat_bytes(const char *image, size_t size, struct reading *readin
     uint64_t largest = 0;
     memcpy(&fat, image, sizeof fat);
     uint64_t end = plus(fat.header_bytes, fat.bytes);
-    if (end > size || end > LARGEST_FILE)
+    if (end > size || end > MODULE_LARGEST_FILE)
         return 0;
     for (uint64_t at = fat.header_bytes; end - at >= sizeof entry;) {
         memcpy(&entry, image + at, sizeof entry);

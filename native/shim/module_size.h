@@ -7,6 +7,8 @@
 
 #define MODULE_SIZE_UNBOUNDED SIZE_MAX /* the driver gets no size either */
 
+#define MODULE_LARGEST_FILE ((size_t)4 << 30) /* beyond it nothing is read */
+
 /* Charged for an image of an unknown kind. */
 #define MODULE_SIZE_UNKNOWN ((uint64_t)2 << 20)
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -170,15 +171,28 @@ void os_unguard(void *address) {
             __atomic_store_n(&guarded[i].bytes, 0, __ATOMIC_RELEASE);
 }
 
-enum os_result os_map_file(const char *path, size_t *bytes, void **address) {
+enum os_result os_read_file(const char *path, size_t limit, size_t *bytes, void **address) {
+    struct stat found;
+    size_t got = 0;
+    ssize_t more = 1;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return errno == ENOENT || errno == ENOTDIR ? OS_MISSING : OS_UNREADABLE;
-    off_t end = lseek(fd, 0, SEEK_END);
-    *address = end > 0 ? mmap(NULL, (size_t)end, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
-    *bytes = end > 0 ? (size_t)end : 0;
+    bool fits =
+        fstat(fd, &found) == 0 && S_ISREG(found.st_mode) && found.st_size > 0 && (uint64_t)found.st_size <= limit;
+    *bytes = fits ? (size_t)found.st_size : 0;
+    *address = fits ? os_alloc_pages(*bytes) : NULL;
+    while (*address && got < *bytes && more > 0) {
+        more = read(fd, (char *)*address + got, *bytes - got);
+        got += more > 0 ? (size_t)more : 0;
+        more = more < 0 && errno == EINTR ? 1 : more;
+    }
     close(fd);
-    return *address == MAP_FAILED ? OS_UNREADABLE : OS_OK;
+    if (*address && got == *bytes)
+        return OS_OK;
+    if (*address)
+        os_unmap(*address, *bytes);
+    return OS_WRONG_SIZE;
 }
 
 bool os_exists(const char *path) { return access(path, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR); }

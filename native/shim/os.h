@@ -31,8 +31,9 @@ bool os_executable(uint32_t pid, char *path, size_t room);
 
 /* Maps a file of exactly `bytes` bytes, shared. */
 enum os_result os_map(const char *path, size_t bytes, bool writable, void **address);
-/* Maps a file of any size but zero, privately and read-only. */
-enum os_result os_map_file(const char *path, size_t *bytes, void **address);
+/* Reads a whole file into pages of its own, for os_unmap. OS_WRONG_SIZE: it is empty, larger than the limit or than the
+ * memory, no regular file, or became shorter meanwhile. */
+enum os_result os_read_file(const char *path, size_t limit, size_t *bytes, void **address);
 /* Guards a mapping against truncation of its file, after which an access raises SIGBUS. From now on empty private pages
  * replace such a mapping, and `lost` (if not NULL) is called in the signal handler. Other faults go to the previous
  * handler. */

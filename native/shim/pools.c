@@ -61,18 +61,9 @@ static bool charge_exactly(unsigned card, uint64_t *charged, uint64_t reserved_b
     return returned;
 }
 
-static CUdevice device_of(unsigned card) {
-    int devices = 0;
-    REAL(cuDeviceGetCount)(&devices);
-    for (CUdevice device = 0; device < devices; device++)
-        if (card_of_device(device) == (int)card)
-            return device;
-    return -1;
-}
-
 static bool poll_graphs(unsigned card, bool trim) {
     uint64_t bytes = 0;
-    CUdevice device = device_of(card);
+    CUdevice device = device_of_card(card);
     if (!HAS(cuDeviceGetGraphMemAttribute) || device < 0)
         return false;
     if (trim)
@@ -128,7 +119,7 @@ static struct pool *find_or_add(unsigned card, CUmemoryPool pool) {
 
 CUmemoryPool pools_current(unsigned card) {
     CUmemoryPool pool = NULL;
-    CUdevice device = device_of(card);
+    CUdevice device = device_of_card(card);
     return device >= 0 && REAL(cuDeviceGetMemPool)(&pool, device) == CUDA_SUCCESS ? pool : NULL;
 }
 
@@ -256,7 +247,7 @@ bool pools_destroy(CUmemoryPool pool, CUresult *result) {
     bool known = false;
     os_lock(&lock);
     for (unsigned i = 0; i < count && !known; i++) {
-        CUdevice device = device_of(pools[i].card);
+        CUdevice device = device_of_card(pools[i].card);
         if (pools[i].pool != pool || is_default(pool, device))
             continue;
         known = true;

@@ -64,8 +64,15 @@ CUresult target_stream(struct target *target, CUstream stream) {
     return result;
 }
 
+/* Without a context, the first device's: the program will see whatever is charged there. */
+static CUresult target_anywhere(struct target *target) {
+    CUresult result = target_current(target);
+    return result == CUDA_ERROR_INVALID_CONTEXT ? target_device(target, 0) : result;
+}
+
+/* A location that is not known here may be on the card. The driver decides whether it exists. */
 CUresult target_location(struct target *target, CUmemLocation location) {
-    switch (location.type) {
+    switch ((int)location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
         return target_device(target, location.id);
     case CU_MEM_LOCATION_TYPE_HOST:
@@ -74,6 +81,12 @@ CUresult target_location(struct target *target, CUmemLocation location) {
         *target = (struct target){.card = NO_CARD};
         return CUDA_SUCCESS;
     default:
-        return CUDA_ERROR_INVALID_VALUE;
+        return target_anywhere(target);
     }
+}
+
+/* Managed memory moves to the card that uses it, wherever it begins. */
+CUresult target_pool_kind(struct target *target, CUmemLocation location, CUmemAllocationType type) {
+    bool fixed = type == CU_MEM_ALLOCATION_TYPE_PINNED || location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    return fixed ? target_location(target, location) : target_anywhere(target);
 }

@@ -15,4 +15,5 @@ CUresult target_current(struct target *target);
 CUresult target_device(struct target *target, CUdevice device);
 CUresult target_stream(struct target *target, CUstream stream);
 CUresult target_location(struct target *target, CUmemLocation location);
+CUresult target_pool_kind(struct target *target, CUmemLocation location, CUmemAllocationType type);
 #endif

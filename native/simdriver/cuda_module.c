@@ -1,9 +1,12 @@
 /* Modules, libraries and the functions in them. Code is not run: a function is only its name, which may contain a
  * duration: `anything_us2000` takes 2000 microseconds. */
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "sim_memory.h"
 #include "driver.h"
@@ -11,6 +14,7 @@
 
 #define DEFAULT_KERNEL_US 50
 #define FENKA_VARIABLE_MAX (4ull << 30) /* bytes: this is the host's memory */
+#define LARGEST_FILE ((off_t)4 << 30)
 
 struct CUmod_st {
     struct object object;
@@ -198,38 +202,35 @@ CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int co
 
 CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image) { return cuModuleLoadData(module, image); }
 
-/* NUL-terminated; NULL without memory. The caller frees it. */
-static char *whole_file(FILE *file, size_t *size) {
-    char *image = malloc(1);
-    for (size_t room = 1, got = 1; image && got;) {
-        if (room - *size < 2) {
-            char *more = realloc(image, room *= 2);
-            if (!more) {
-                free(image);
-                return NULL;
-            }
-            image = more;
-        }
-        got = fread(image + *size, 1, room - *size - 1, file);
-        *size += got;
-    }
-    if (image)
-        image[*size] = '\0';
-    return image;
+/* The bytes of a regular file, with a NUL behind them; 0 = it is none, or cannot be read; -1 = it cannot be opened. A pipe
+ * must not be waited for. */
+static ssize_t read_whole(const char *path, char **image) {
+    struct stat found;
+    size_t got = 0;
+    ssize_t more = 1;
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0)
+        return -1;
+    bool fits = fstat(file, &found) == 0 && S_ISREG(found.st_mode) && found.st_size <= LARGEST_FILE;
+    size_t bytes = fits ? (size_t)found.st_size : 0;
+    *image = fits ? malloc(bytes + 1) : NULL;
+    while (*image && got < bytes && (more = read(file, *image + got, bytes - got)) > 0)
+        got += (size_t)more;
+    close(file);
+    if (!*image || got < bytes)
+        return 0;
+    (*image)[got] = '\0';
+    return (ssize_t)got;
 }
 
 static CUresult load_file(CUmodule *module, const char *path, CUcontext context) {
     if (!path)
         return CUDA_ERROR_INVALID_VALUE;
-    FILE *file = fopen(path, "rb");
-    if (!file)
-        return CUDA_ERROR_FILE_NOT_FOUND;
-    size_t size = 0;
-    char *image = whole_file(file, &size);
-    fclose(file);
-    CUresult result = !image     ? CUDA_ERROR_OUT_OF_MEMORY
-                      : size > 4 ? load(module, image, size, context)
-                                 : CUDA_ERROR_INVALID_IMAGE;
+    char *image = NULL;
+    ssize_t got = read_whole(path, &image);
+    CUresult result = got < 0   ? CUDA_ERROR_FILE_NOT_FOUND
+                      : got > 4 ? load(module, image, (size_t)got, context)
+                                : CUDA_ERROR_INVALID_IMAGE;
     free(image);
     return result;
 }

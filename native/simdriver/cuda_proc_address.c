@@ -38,11 +38,23 @@ CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuui
     return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
 }
 
+/* The CUDA runtime gets its primary context from a private table of the driver, past all exported functions. Programs
+ * that test what comes of that get one from this table, which is no table of NVIDIA's. */
+static const struct {
+    size_t bytes;
+    CUresult (*retain)(CUcontext *context, CUdevice device);
+    CUresult (*release)(CUdevice device);
+} private_contexts = {sizeof private_contexts, cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRelease_v2};
+
 /* The CUDA runtime recognises NVIDIA's driver by its private tables. This driver has none. The runtime then says that the
  * driver is too old, so the reason is given here. */
 CUresult cuGetExportTable(const void **table, const CUuuid *id) {
     if (!table || !id)
         return CUDA_ERROR_INVALID_VALUE;
+    if (memcmp(id->bytes, "fenka's contexts", sizeof id->bytes) == 0) {
+        *table = &private_contexts;
+        return CUDA_SUCCESS;
+    }
     static bool said;
     if (!__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
         fputs("fenka: these cards are simulated: frameworks on the CUDA runtime, such as PyTorch and CuPy, need a real "

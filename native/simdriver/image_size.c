@@ -233,6 +233,8 @@ static uint64_t ptx_size(const char *text, size_t length, struct image_variable 
 
 /* ---- cubins and fat binaries ---- */
 
+#define FAT_HEADER 16 /* bytes */
+
 static uint64_t cubin_size(const char *image, size_t size) {
     Elf64_Ehdr header;
     uint64_t total = 0;
@@ -240,28 +242,33 @@ static uint64_t cubin_size(const char *image, size_t size) {
     if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_shentsize != sizeof(Elf64_Shdr) || header.e_shoff > size ||
         header.e_shnum > (size - header.e_shoff) / sizeof(Elf64_Shdr) || header.e_shstrndx >= header.e_shnum)
         return 0;
-    const Elf64_Shdr *sections = (const void *)(image + header.e_shoff);
-    const Elf64_Shdr *strings = &sections[header.e_shstrndx];
-    if (strings->sh_type == SHT_NOBITS || strings->sh_offset > size || strings->sh_size > size - strings->sh_offset)
+    Elf64_Shdr named, section;
+    const char *sections = image + header.e_shoff;
+    memcpy(&named, sections + header.e_shstrndx * sizeof named, sizeof named);
+    if (named.sh_type == SHT_NOBITS || named.sh_offset > size || named.sh_size > size - named.sh_offset ||
+        named.sh_size == 0 || image[named.sh_offset + named.sh_size - 1] != '\0')
         return 0;
-    const char *names = image + strings->sh_offset;
     for (unsigned i = 0; i < header.e_shnum; i++) {
-        uint64_t place = sections[i].sh_name;
-        const char *name =
-            place < strings->sh_size && memchr(names + place, 0, strings->sh_size - place) ? names + place : "";
-        bool loaded = sections[i].sh_type == SHT_PROGBITS || sections[i].sh_type == SHT_NOBITS;
+        memcpy(&section, sections + i * sizeof section, sizeof section);
+        const char *name = section.sh_name < named.sh_size ? image + named.sh_offset + section.sh_name : "";
+        bool loaded = section.sh_type == SHT_PROGBITS || section.sh_type == SHT_NOBITS;
         bool on_chip = strncmp(name, ".nv.shared", 10) == 0 || strncmp(name, ".nv.local", 9) == 0;
-        if (loaded && !on_chip && sections[i].sh_flags & SHF_ALLOC)
-            total = plus(total, sections[i].sh_size);
+        if (loaded && !on_chip && section.sh_flags & SHF_ALLOC)
+            total = plus(total, section.sh_size);
     }
     return total;
 }
 
-static uint64_t fat_size(const char *image, struct image_variable **variables) {
+/* Its header says how long it is, which may be more than there is. */
+static uint64_t fat_size(const char *image, size_t size, struct image_variable **variables) {
     uint16_t header;
     uint64_t rest, most = 0;
+    if (size < FAT_HEADER)
+        return 0;
     memcpy(&header, image + 6, sizeof header);
     memcpy(&rest, image + 8, sizeof rest);
+    if (header > size || rest > size - header)
+        return 0;
     for (const char *at = image + header, *end = at + rest; end - at >= 64;) {
         uint32_t before;
         uint64_t bytes, unpacked;
@@ -281,10 +288,10 @@ uint64_t image_size(const void *image, size_t size, struct image_variable **vari
     const char *text = image;
     if (size == SIZE_MAX && strncmp(text, "\xb1\x43\x62\x46", 4) == 0) { /* a compiler's wrapper */
         memcpy(&text, text + 8, sizeof text);
-        return fat_size(text, variables);
+        return fat_size(text, size, variables);
     }
     if (strncmp(text, "\x50\xed\x55\xba", 4) == 0)
-        return fat_size(text, variables);
+        return fat_size(text, size, variables);
     if (strncmp(text, "\177ELF", 4) == 0)
         return size < sizeof(Elf64_Ehdr) ? 0 : cubin_size(text, size);
     bool ptx = *text == '.' || *text == '/' || isspace((unsigned char)*text);

@@ -151,8 +151,6 @@ ALLOWED = {
     "cuMemFreeHost": HOST,
     "cuMemGetAllocationGranularity": NO_MEMORY,
     "cuMemGetAllocationPropertiesFromHandle": NO_MEMORY,
-    "cuMemGetDefaultMemPool": NO_MEMORY,
-    "cuMemGetMemPool": NO_MEMORY,
     "cuMemHostAlloc": HOST,
     "cuMemHostRegister": HOST,
     "cuMemPoolExportPointer": NO_MEMORY,

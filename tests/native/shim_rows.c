@@ -316,6 +316,19 @@ static CUresult answer(const char *what, const char *name, u64 a, int b, u64 *ou
                : b == 2 ? cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &p)
                         : cuGraphAddNode_v3(&node, graph, NULL, NULL, 0, &p);
     }
+    /* The number is a kind of location; the pool is the one made or asked for last. */
+    static CUmemoryPool pool;
+    CUmemLocation location = {.type = (CUmemLocationType)b, .id = 1};
+    if (!strcmp(what, "usual-pool"))
+        return strcmp(name, "cuMemGetMemPool") ? cuMemGetDefaultMemPool(&pool, &location, (CUmemAllocationType)a)
+                                               : cuMemGetMemPool(&pool, &location, (CUmemAllocationType)a);
+    if (!strcmp(what, "new-pool"))
+        return cuMemPoolCreate(&pool, &(CUmemPoolProps){.allocType = (CUmemAllocationType)a, .location = location});
+    if (!strcmp(what, "from-pool"))
+        return cuMemAllocFromPoolAsync((CUdeviceptr *)out, a, pool, STREAM);
+    if (!strcmp(what, "block"))
+        return cuMemCreate((CUmemGenericAllocationHandle *)out, a,
+                           &(CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = location}, 0);
     if (!strcmp(what, "ipc")) {
         CUipcMemHandle handle = {{0}};
         memcpy(handle.reserved, &a, sizeof a);

@@ -98,6 +98,60 @@ def test_pool_is_charged_on_its_own_card(make_lease: Make) -> None:
     assert lease.held(1) == 0
 
 
+NOWHERE, DEVICE, HOST, NUMA, NUMA_CURRENT, NEWER = 0, 1, 2, 3, 4, 77
+PINNED, MANAGED = 1, 2
+
+
+@pytest.mark.parametrize("name", ["cuMemGetDefaultMemPool", "cuMemGetMemPool"])
+@pytest.mark.parametrize(
+    ("kind", "location", "charged"),
+    [
+        (PINNED, HOST, (0, 0)),
+        (PINNED, NUMA, (0, 0)),
+        (PINNED, NUMA_CURRENT, (0, 0)),
+        (PINNED, DEVICE, (0, GIB)),
+        (MANAGED, HOST, (GIB, 0)),
+        (MANAGED, DEVICE, (0, GIB)),
+    ],
+)
+def test_usual_pool_is_charged_where_its_memory_is(
+    make_lease: Make, name: str, kind: int, location: int, charged: tuple[int, int]
+) -> None:
+    """Asked for by location, which may be the host: then nothing is charged. The first card is current."""
+    lease = make_lease(4, 4)
+    client = lease.start_rows()
+    client.ask("use -", 0)
+    assert client.ask(f"usual-pool {name}", kind, location).code == 0
+    code, pointer, _ = client.ask("from-pool -", GIB)
+    assert (code, lease.held(0), lease.held(1)) == (0, *charged)
+    assert client.ask("give cuMemFreeAsync", pointer).code == 0
+    assert (lease.held(0), lease.held(1)) == (0, 0)
+
+
+@pytest.mark.parametrize(("kind", "location"), [(MANAGED, NOWHERE), (PINNED, NEWER)])
+def test_memory_of_no_known_place_is_charged_to_the_current_card(
+    make_lease: Make, kind: int, location: int
+) -> None:
+    """The driver decides whether the place exists; beyond the slice it is refused."""
+    lease = make_lease(4, 4)
+    client = lease.start_rows()
+    client.ask("use -", 1)
+    assert client.ask("new-pool -", kind, location).code == 0
+    assert client.ask("from-pool -", GIB).code == 0
+    assert client.ask("block -", GIB, location).code == 0
+    assert (lease.held(0), lease.held(1)) == (0, 2 * GIB)
+    for what in ("from-pool -", "block -"):
+        assert client.ask(what, 3 * GIB, location).code == OUT_OF_MEMORY
+
+
+def test_block_of_an_unknown_place_is_charged_without_a_context(make_lease: Make) -> None:
+    """Then to the first card that the program sees."""
+    lease = make_lease(4, 4)
+    client = lease.start_rows()
+    assert client.ask("block -", GIB, NEWER).code == 0
+    assert (lease.held(0), lease.held(1)) == (GIB, 0)
+
+
 def test_charge_stays_when_the_free_fails(lease: Lease) -> None:
     """A pointer that the driver will not free, or that was never ours, changes no sum."""
     client = lease.start().enter()

@@ -135,6 +135,8 @@ COVERED_ELSEWHERE = {
         "cuStreamEndCapture",
         "cuStreamEndCapture_ptsz",
         "cuMemExportToShareableHandle",
+        "cuMemGetDefaultMemPool",  # test_shim_memory
+        "cuMemGetMemPool",  # test_shim_memory
         "cuMemPoolCreate",
         "cuMemPoolDestroy",
         "cuMemPoolSetAttribute",

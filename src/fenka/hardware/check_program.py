@@ -25,20 +25,23 @@ CHECKPOINT: Final = (
 
 _PAIRS, _LAUNCHES, _QUERIES = 200, 100, 500
 _PAIR_BYTES = MIB
+PAGE_BYTES: Final = 2 * MIB
+"""The unit of large allocations."""
 _BATCH = 20
 """Kernels that are launched together."""
 
 
 def limit(library: str) -> dict[str, Any]:
-    """Ask for one byte more than is free, for all that is free, and then for one byte."""
+    """Ask for one byte more than is free, for all pages that are free, and then for one page."""
     cuda = Cuda(library).enter()
     free, total = cuda.memory()
     beyond, _ = cuda.allocate(free + 1)
-    all_free, pointer = cuda.allocate(free)
-    one_more, _ = cuda.allocate(1)
+    pages = free - free % PAGE_BYTES
+    all_free, pointer = cuda.allocate(pages)
+    one_more, _ = cuda.allocate(PAGE_BYTES)
     if not all_free:
         cuda.free(pointer)
-    again, pointer = cuda.allocate(free)
+    again, pointer = cuda.allocate(pages)
     return {
         "free": free,
         "total": total,

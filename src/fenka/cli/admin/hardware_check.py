@@ -148,8 +148,8 @@ def _limit(station: Station) -> list[Row]:
     (seen,) = station.ask("limit", lease=["--name", _NAME])
     codes = [seen[key] for key in ("beyond", "all", "one_more", "again")]
     measured = (
-        f"{seen['free']} bytes are free; one more: {codes[0]}, all: {codes[1]}, then one: {codes[2]}, "
-        f"all again: {codes[3]}"
+        f"{seen['free']} bytes are free; one byte more: {codes[0]}, all pages: {codes[1]}, "
+        f"then one: {codes[2]}, all again: {codes[3]}"
     )
     within = seen["total"] <= station.slice_mib << 20
     return [

@@ -26,3 +26,14 @@ def test_holder_is_named_as_not_started_when_its_image_never_comes(phase: str, t
     pod = a_pod("p", 4)
     (hint,) = explain(pod, ClusterSnapshot.of([a_node("n", T4_MIB)], [pod, holder]), []).hints
     assert ("default/h has not started" in hint) is told
+
+
+@pytest.mark.parametrize(("app", "told"), [("web", True), ("other", False)])
+def test_surge_is_explained_when_a_deployment_updates_on_full_cards(app: str, told: bool) -> None:
+    """The new pod waits for the old one, which runs until the new one is ready."""
+    labels = {"app": "web", "pod-template-hash": "new"}
+    old = {"app": app, "pod-template-hash": "old"}
+    holder = a_pod("h", 14, node="n", annotations=on_card(0, 14), labels=old)
+    pod = a_pod("p", 14, labels=labels)
+    hints = explain(pod, ClusterSnapshot.of([a_node("n", T4_MIB)], [pod, holder]), []).hints
+    assert any("maxSurge: 0" in hint for hint in hints) is told

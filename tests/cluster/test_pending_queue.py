@@ -93,12 +93,12 @@ def test_gang_has_the_weakest_values_when_its_pods_differ() -> None:
 
 @pytest.mark.parametrize(
     ("minimum", "pods", "expected"),
-    [("", 1, True), ("2", 1, False), ("2", 2, True), ("2", 3, True), ("x", 1, True)],
+    [("", 1, True), ("2", 1, False), ("2", 2, True), ("2", 3, True), ("x", 1, False)],
 )
 def test_gang_is_complete_when_as_many_pods_are_there_as_its_label_says(
     minimum: str, pods: int, expected: bool
 ) -> None:
-    """Without a number the label requires nothing."""
+    """A label that is no number starts no gang, as in the scheduler."""
     labels = {MINIMUM_LABEL: minimum} if minimum else {}
     members = [make(f"p{number}", 4, labels=labels) for number in range(pods)]
     assert gang_complete_by_label(members) is expected

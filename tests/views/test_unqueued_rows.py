@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from fenka.cluster.objects import Pod
+from fenka.cluster.pod_groups import MINIMUM_LABEL
 from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.cluster.state import ClusterSnapshot
 from fenka.core.queue import Fairness
@@ -29,6 +30,10 @@ def rows(*pods: Pod, now: float = 100, refused: dict[str, str] | None = None) ->
         (
             pending("p", 4, labels=gang_labels("g", 2)),
             "gang g is incomplete: 1 of its 2 pods exist",
+        ),
+        (
+            pending("p", 4, labels={**gang_labels("g", 2), MINIMUM_LABEL: "abc"}),
+            "set it to the number of pods that start together",
         ),
         (make("p", 4, spec={"schedulingGates": [{"name": "x/y"}]}), "their owner must remove: x/y"),
         (pending("p", 99), "no node could hold pod p"),

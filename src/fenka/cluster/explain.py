@@ -108,6 +108,9 @@ def _ago(moment: float | None, now: float) -> str:
 POLICY = "binpack"
 """Only whether a card fits matters here, not which one comes first."""
 
+TEMPLATE_HASH = "pod-template-hash"
+"""Label by which a Deployment tells the pods of its versions apart."""
+
 MAX_HINTS = 3
 """Pods to name whose end would make room."""
 
@@ -333,7 +336,22 @@ class _SharedCards(_Evaluation):
         full = {verdict.node for verdict in verdicts if _only_full(verdict)}
         full |= self._without_instance
         ending = self._ends_that_make_room(full)
-        return ending or ["no single pod's end makes room: free cards, or add a node"]
+        ending = ending or ["no single pod's end makes room: free cards, or add a node"]
+        return [*ending, *self._predecessors(full)]
+
+    def _predecessors(self, names: set[str]) -> list[str]:
+        """Return what helps if the pod is a Deployment's new one, and an old one of it holds a card."""
+        meta = self._pod.metadata
+        for name in sorted(names if TEMPLATE_HASH in meta.labels else ()):
+            for held in self._held.get(name, ()):
+                other = held.pod.metadata
+                changed = dict(meta.labels.items() ^ other.labels.items()).keys()
+                if other.namespace == meta.namespace and changed == {TEMPLATE_HASH}:
+                    return [
+                        f"it replaces {held.pod.full_name}, which runs until it is ready: with "
+                        "strategy.rollingUpdate.maxSurge: 0 its Deployment ends the old pod first"
+                    ]
+        return []
 
     def _never(self) -> str | None:
         """Return the core's hint if the pod cannot be placed even on empty cards."""

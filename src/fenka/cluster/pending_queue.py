@@ -247,9 +247,12 @@ DEPTH = 4
 
 
 def gang_complete_by_label(pods: Sequence[Pod]) -> bool:
-    """Return whether as many pods are pending as their label requires; True without a label."""
-    text = pods[0].metadata.labels.get(MINIMUM_LABEL, "")
-    return len(pods) >= (int(text) if text.isdecimal() and len(text) < 7 else 0)
+    """Return whether as many pods are pending as their label requires.
+
+    It is True without a label, and False if the label is no number: no gang starts then.
+    """
+    text = pods[0].metadata.labels.get(MINIMUM_LABEL, "0")
+    return text.isdecimal() and len(text) < 7 and len(pods) >= int(text)
 
 
 class PendingQueue:

@@ -222,6 +222,11 @@ def test_programs_are_known_to_the_commands_about_jobs(t4: Workstation) -> None:
         "bad": ("FAILED", "run"),
     }
     assert jobs["bad"]["note"] == "exit code 4"
+    in_background(t4, "off", "sleep", "1000")
+    t4.ok("stop", "off")
+    rows = [line.split()[:2] for line in t4.ok("list", "--local").splitlines()]
+    assert ["off", "STOPPED"] in rows
+    t4.ok("delete", "--local", "off")
     assert "[Ended] exit code 4" in t4.ok("get", "--local", "bad", "-e")
     visible = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
     assert t4.ok("attach", "--local", "night", "--", *visible) == "0\n"

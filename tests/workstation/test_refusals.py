@@ -125,6 +125,7 @@ def test_log_is_kept_when_its_name_is_requested_again(t4: Workstation) -> None:
 def test_stop_fails_when_the_job_is_unknown(t4: Workstation) -> None:
     """stop and logs name the unknown job."""
     refused(t4.fenka("stop", "ghost"), 1, "no job is called ghost: `fenka ps` lists them")
+    refused(t4.fenka("why", "ghost"), 1, "no job is called ghost: `fenka ps -a` lists jobs")
     refused(
         t4.fenka("logs", "ghost"),
         1,

@@ -181,3 +181,8 @@ def test_booked_cards_are_the_team_s_alone(machine: SharedMachine) -> None:
     eventually(lambda: machine.jobs()["a2"]["state"] == "running")
     assert machine.ok(ALICE, "book", "list") == "no cards are booked\n"
     stop_all(machine)
+
+
+def test_user_cannot_replace_root_s_daemon(machine: SharedMachine) -> None:
+    """A daemon of the user's own would find no card; the sentence is about the one that runs."""
+    refused(machine.fenka(ALICE, "daemon", "--restart"), 1, "root's daemon serves this machine, .*")

@@ -254,7 +254,7 @@ def test_stopped_training_does_not_start_again(t4: Workstation) -> None:
     submit(t4, "pytorch", "s", "--gpu-mem", "4", "--retry", "3", "--", "sh", "-c", script)
     eventually(lambda: log(t4, "s", "s-master-0") == ["begun"])
     assert t4.ok("stop", "s") == "s: stopped\n"
-    assert (status(t4, "s"), record(t4, "s")["reason"]) == ("FAILED", "it was stopped")
+    assert (status(t4, "s"), record(t4, "s")["reason"]) == ("STOPPED", "it was stopped")
     assert log(t4, "s", "s-master-0")[-1] == "told"
 
 

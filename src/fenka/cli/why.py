@@ -11,7 +11,7 @@ from fenka.cli import cluster, tables
 from fenka.cli.admin.elastic import out_of_date
 from fenka.cli.common_options import NamespaceOption, OutputOption, Target
 from fenka.cli.error_report import UserError
-from fenka.cli.world import snapshot_here
+from fenka.cli.world import cluster_configured, snapshot_here
 from fenka.cluster.explain import (
     PodExplanation,
     explain,
@@ -73,7 +73,7 @@ def _explained_here(target: Target, name: str, output: str) -> bool:
             line for replica in replicas for line in explain_jobs(snapshot, replica.pod, helps_of)
         ]
     if not explanations:
-        if target.local:
+        if target.local or (snapshot and not cluster_configured()):
             raise UserError(f"no job is called {name}: `fenka ps -a` lists jobs")
         return False
     if not tables.print_data(explanations, output):

@@ -223,6 +223,11 @@ def _process(
     )
 
 
+def _was_ended(job: EndedJob) -> bool:
+    """Return whether its owner, the daemon's end or the machine's restart ended a job: it did not fail."""
+    return job.restarted or job.cause in ("stopped", "cancelled", "shutdown")
+
+
 def _ended(name: str, members: list[EndedJob]) -> TrainingJob:
     """Return a program that has ended. members: what the daemon knows of its last run."""
     directory = runs.place_of(name)
@@ -238,7 +243,11 @@ def _ended(name: str, members: list[EndedJob]) -> TrainingJob:
         name,
         namespace=user_name(os.geteuid()),
         uid=decisive.id if decisive else "",
-        status="SUCCEEDED" if code == 0 else "FAILED",
+        status="SUCCEEDED"
+        if code == 0
+        else "STOPPED"
+        if decisive and _was_ended(decisive)
+        else "FAILED",
         trainer="run",
         created=decisive.requested_at if decisive else created,
         ended=ended_at,

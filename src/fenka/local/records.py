@@ -257,7 +257,7 @@ class TrainingRecord(Supervised, forbid_unknown_fields=True):
     @property
     def finished(self) -> bool:
         """Whether it has ended."""
-        return self.status in ("SUCCEEDED", "FAILED")
+        return self.status in ("SUCCEEDED", "FAILED", "STOPPED")
 
     @property
     def starts_before(self) -> int:

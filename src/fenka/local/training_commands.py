@@ -323,9 +323,11 @@ def events(name: str) -> list[JobEvent]:
         text = f"evicted {training.evictions} times for requests of higher priority"
         at = max(instance.started_at or training.created_at for instance in training.instances)
         told.append(JobEvent(source, "Normal", at, "Evicted", text))
+    at = training.ended_at or training.created_at
     if training.status == "FAILED":
-        at = training.ended_at or training.created_at
         told.append(JobEvent(source, "Warning", at, "Failed", training.reason))
+    if training.status == "STOPPED":
+        told.append(JobEvent(source, "Normal", at, "Stopped", training.reason))
     return sorted(told, key=lambda event: event.at)
 
 

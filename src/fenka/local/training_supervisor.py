@@ -258,8 +258,9 @@ class Training(supervisor.ProcessGroup):
         if end.lost:
             self.record = records.interrupted(self.record)
         status = end.status if end.status >= 0 else 128 - end.status
+        stopped = end.cause == "signal" and not (end.error or end.lost)
         self._update(
-            status="FAILED" if status else "SUCCEEDED",
+            status="SUCCEEDED" if not status else "STOPPED" if stopped else "FAILED",
             reason=self._explain(end) if status else "",
             exit_code=status,
             ended_at=time.time(),

@@ -262,6 +262,11 @@ def _start(given: dict[str, Any]) -> None:
 def _restart(given: dict[str, Any]) -> None:
     """Replace the daemon, with its options unless the command line has others."""
     runtime = paths.own()
+    if paths.current().foreign and not runtime.answers():
+        raise UserError(
+            "root's daemon serves this machine, and you have none of your own: only root can replace "
+            "it, with `sudo fenka daemon --restart`"
+        )
     recorded = files.load_config(runtime)
     config = msgspec.structs.replace(recorded, **given) if recorded else _resolve(runtime, given)
     restart_daemon(runtime, [*_words(config), "--no-file"])

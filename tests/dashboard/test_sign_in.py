@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,9 +14,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from fenka.dashboard import page_server
 from fenka.dashboard.cluster_live import ClusterLive
 from fenka.dashboard.cluster_pages import ClusterPages
 from fenka.dashboard.guard import LOOPBACK_NAMES, Guard
+from fenka.dashboard.page_server import MAX_STREAMS_OF_VIEWER
 from fenka.dashboard.sign_in import GROUPS, KEPT_S, SECRET, USER, ProxySignIn, TokenSignIn
 from fenka.dialects.lease_records import REQUEST
 from fenka.server.listener import LISTENER, HttpListener
@@ -279,3 +282,89 @@ async def test_nobody_looks_while_the_api_server_does_not_say_who(
         status, answer = await ask(client, "world", bearer("t-ada"))
         assert (status, "did not say who you are" in answer["problem"]) == (503, True)
     assert "t-ada" not in json.dumps(answer) + caplog.text
+
+
+TENANT = "system:serviceaccount:ada:reader"
+
+
+@pytest.mark.parametrize(
+    ("mode", "headers", "status"),
+    [("kubernetes", bearer("t-pod"), 401), ("proxy", proxied("nobody"), 403)],
+)
+async def test_page_is_refused_to_those_who_may_list_pods_nowhere(
+    mode: str, headers: Mapping[str, str], status: int
+) -> None:
+    """Every pod has a token. The sentence says which right is missing."""
+    rights = Rights()
+    rights.users["t-pod"] = "system:serviceaccount:ben:default"
+    async with signed_in(mode, rights, Clock()) as (client, _):
+        for path in READ:
+            got, answer = await ask(client, path, headers)
+            assert (got, "may list pods in a namespace" in answer["problem"]) == (status, True), (
+                path
+            )
+
+
+@pytest.mark.parametrize("user", ["cho", "system:serviceaccount:cho:reader"])
+async def test_page_is_shown_to_those_whose_namespaces_have_no_cards_yet(user: str) -> None:
+    """A right in a namespace of other pods suffices, and a ServiceAccount's in its own."""
+    rights = Rights()
+    rights.users["t-cho"] = user
+    rights.lists[user] = {"cho"}
+    async with signed_in("kubernetes", rights, Clock()) as (client, server):
+        if user == "cho":
+            plain = pod_json("web", 0, node="n")
+            plain["metadata"] |= {"namespace": "cho", "uid": "u-cho"}
+            server.put("pods", plain)
+
+        async def status() -> int:
+            return (await ask(client, "world", bearer("t-cho")))[0]
+
+        while await status() != 200:
+            await asyncio.sleep(0)
+
+
+async def test_viewer_follows_eight_streams_at_most_with_all_accounts_of_a_namespace() -> None:
+    """Others still find room. Another token of the namespace counts with the first."""
+    rights = Rights()
+    for number in range(2):
+        name = f"{TENANT}-{number}"
+        rights.users[f"t-{number}"], rights.lists[name] = name, {"ada"}
+    async with signed_in("kubernetes", rights, Clock()) as (client, _):
+        streams = [
+            await client.get("/api/live", headers=bearer(f"t-{number % 2}"))
+            for number in range(MAX_STREAMS_OF_VIEWER)
+        ]
+        assert {stream.status for stream in streams} == {200}
+        for number in range(2):
+            status, answer = await ask(client, "live", bearer(f"t-{number}"))
+            assert (status, "you follow 8 pages" in answer["problem"]) == (429, True)
+        assert (await ask(client, "live", bearer("t-root")))[0] == 200
+        for stream in streams:
+            stream.close()
+
+
+async def test_stream_ends_when_its_viewer_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its place is free again, though the connection is never closed by the viewer."""
+    monkeypatch.setattr(page_server, "UNREAD_S", 0.05)
+    monkeypatch.setattr(page_server, "MAX_STREAMS_OF_VIEWER", 1)
+    async with signed_in("kubernetes", Rights(), Clock()) as (client, server):
+        silent = socket.create_connection((client.host, client.port or 0))
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        request = "GET /api/live HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer t-ada\r\n\r\n"
+        silent.sendall(request.encode())
+        for number in range(40):
+            pod = pod_json(f"wait-{number}", 12, uid=f"u-{number}")
+            pod["metadata"] |= {"namespace": "ada"}
+            server.put("pods", pod)
+        while (await ask(client, "live", bearer("t-ada")))[0] != 429:
+            await asyncio.sleep(0)
+        assert await followed_again(client)
+        silent.close()
+
+
+async def followed_again(client: Client) -> bool:
+    """Return when a stream of ada is admitted."""
+    while (await ask(client, "live", bearer("t-ada")))[0] == 429:
+        await asyncio.sleep(0)
+    return True

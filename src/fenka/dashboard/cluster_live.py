@@ -171,7 +171,7 @@ class ClusterLive:
         self._summaries: list[NodeSummary] = []
         self._workloads: list[Workload] = []
         self.autoscaler: AutoscalerState | None = None
-        self._namespaces = frozenset[str]()
+        self._namespaces, self._namespaces_of_pods = frozenset[str](), frozenset[str]()
         self._namespace = ""
         """Of the nodes' programs."""
         self._prices_known = False
@@ -292,6 +292,9 @@ class ClusterLive:
                 *(workload.namespace for workload in self._workloads),
             ]
         )
+        self._namespaces_of_pods = frozenset(
+            pod.metadata.namespace for pod in self.informers.pods.objects.values()
+        )
         self.encoded = _encode(self._world)
         self.fanout.publish("world", self.encoded)
         if sum(len(part.tiles) for part in self._parts.values()) > MAX_CARDS:
@@ -359,6 +362,11 @@ class ClusterLive:
     def namespaces(self) -> frozenset[str]:
         """Return the namespaces of all that is shown."""
         return self._namespaces
+
+    @property
+    def namespaces_of_pods(self) -> frozenset[str]:
+        """Return the namespaces of all pods."""
+        return self._namespaces_of_pods
 
     def world(self) -> World | None:
         """Return what viewers were told last; None before the cluster was read once."""

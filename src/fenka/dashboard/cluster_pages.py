@@ -35,7 +35,7 @@ from fenka.dashboard.page_server import (
     usage_sums,
 )
 from fenka.dashboard.prometheus import Prometheus
-from fenka.dashboard.sign_in import OpenSignIn, SignedInViewer, SignIn
+from fenka.dashboard.sign_in import Namespaces, OpenSignIn, SignedInViewer, SignIn
 from fenka.dialects.base import GIB_MIB, ContainerKind, InvalidRecord
 from fenka.dialects.lease_records import REFUSED, REQUEST, encode_request
 from fenka.formats.quantities import parse_memory
@@ -78,7 +78,9 @@ class ClusterPages(PageServer):
     async def _viewer(self, request: web.Request) -> tuple[SignedInViewer, Visibility]:
         """Return who sent a request and what they see. Raises AnswerRefused."""
         known = self._live.namespaces
-        viewer = await self._sign_in.viewer(request, known)
+        viewer = await self._sign_in.viewer(
+            request, Namespaces(known, self._live.namespaces_of_pods)
+        )
         return viewer, Visibility(known, viewer.namespaces, self._sign_in.acts)
 
     async def world(self, request: web.Request) -> web.Response:
@@ -104,8 +106,9 @@ class ClusterPages(PageServer):
 
     async def follow(self, request: web.Request) -> web.StreamResponse:
         """Send the stream of messages."""
-        await self._viewer(request)
-        return await super().follow(request)
+        viewer, _ = await self._viewer(request)
+        frames = self.frames(request)
+        return await self.stream(request, frames, "text/event-stream", viewer.person)
 
     async def frames(self, request: web.Request) -> AsyncGenerator[bytes]:
         """Yield the messages for one viewer, and with `?node=NAME` that node's cards.
@@ -250,7 +253,7 @@ class ClusterPages(PageServer):
                 first = await anext(parts, b"")
             except (ApiError, ApiUnreachable) as why:
                 raise _refusal(why) from None
-            return await self.stream(request, _log(first, parts), "text/plain")
+            return await self.stream(request, _log(first, parts), "text/plain", viewer.person)
 
     # ---- changing, by the viewer's own rights ----
 

@@ -14,6 +14,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -42,6 +43,12 @@ DEADLINE_S = 3.0
 
 MAX_STREAMS = 64
 """Pages and logs that are followed at a time."""
+
+MAX_STREAMS_OF_VIEWER = 8
+"""Of those, where viewers sign in: nobody takes all of them."""
+
+UNREAD_S = 30.0
+"""For which a stream is kept whose viewer reads nothing. It would hold its place indefinitely."""
 
 TYPES = {
     ".css": "text/css",
@@ -126,7 +133,7 @@ class PageServer(ABC):
 
     def __init__(self, source: Source, files: Mapping[str, File]) -> None:
         self.source, self._files = source, files
-        self._streams = 0
+        self._streams = Counter[str]()
 
     def app(self, guard: Guard, prefix: str = "/") -> web.Application:
         """Return the application. prefix: the path of all its URLs, with a slash at both ends."""
@@ -213,26 +220,52 @@ class PageServer(ABC):
         return self.source.fanout.frames()
 
     async def stream(
-        self, request: web.Request, parts: AsyncGenerator[bytes], content_type: str
+        self,
+        request: web.Request,
+        parts: AsyncGenerator[bytes],
+        content_type: str,
+        viewer: str = "",
     ) -> web.StreamResponse:
-        """Send parts as they come, until they end or the caller leaves."""
-        if self._streams >= MAX_STREAMS:
-            raise AnswerRefused(
-                429, f"{MAX_STREAMS} pages and logs are followed already: close some"
-            )
+        """Send parts as they come, until they end, or the caller leaves or stops to read.
+
+        Args:
+            request: The request.
+            parts: What is sent.
+            content_type: Of it.
+            viewer: Whose stream it is; empty where viewers do not sign in.
+
+        Raises:
+            AnswerRefused: There are as many streams as may be, of all viewers or of this one.
+        """
+        self._check_streams(viewer)
         headers = {hdrs.CONTENT_TYPE: f"{content_type}; charset=utf-8", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
-        self._streams += 1
+        self._streams[viewer] += 1
         try:
             await response.prepare(request)
             async for part in parts:
-                await response.write(part)
+                async with asyncio.timeout(UNREAD_S):
+                    await response.write(part)
         except ConnectionError:
             pass  # The caller has left.
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
         finally:
-            self._streams -= 1
+            self._streams[viewer] -= 1
+            self._streams += Counter()  # Drops viewers without streams.
             await parts.aclose()
         return response
+
+    def _check_streams(self, viewer: str) -> None:
+        if viewer and self._streams[viewer] >= MAX_STREAMS_OF_VIEWER:
+            raise AnswerRefused(
+                429, f"you follow {MAX_STREAMS_OF_VIEWER} pages and logs already: close some"
+            )
+        if self._streams.total() >= MAX_STREAMS:
+            raise AnswerRefused(
+                429, f"{MAX_STREAMS} pages and logs are followed already: close some"
+            )
 
 
 @web.middleware

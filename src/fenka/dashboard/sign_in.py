@@ -1,8 +1,9 @@
 """Finds out who looks at a cluster's page, and which namespaces they may see: by the API server's judgement.
 
 A token is what the API server says that it is (TokenReview). A user behind a proxy is who that says, if it
-knows the secret. Either sees the namespaces in which they may list pods (SubjectAccessReview). Answers count
-for half a minute, so a right that is withdrawn ends after that.
+knows the secret. Either sees the namespaces in which they may list pods (SubjectAccessReview), and is refused
+without any: every pod has a token. Answers count for half a minute, so a right that is withdrawn ends after
+that.
 """
 
 import asyncio
@@ -38,6 +39,16 @@ USER, GROUPS, SECRET = "X-Forwarded-User", "X-Forwarded-Groups", "X-Fenka-Proxy-
 OWN_NAMES = "system:"
 """The beginning of Kubernetes' own users and groups. No proxy may name them."""
 
+_ACCOUNT = "system:serviceaccount:"
+"""The beginning of a ServiceAccount's name, before its namespace."""
+
+MAX_ELSEWHERE = 200
+"""Namespaces beyond those that are shown, of which the API server is asked about a viewer."""
+
+NOWHERE = (
+    "this page is for those who may list pods in a namespace, and you may in none that has any"
+)
+
 PASTE = "paste a token of this cluster, as `kubectl create token NAME` prints one"
 
 
@@ -55,8 +66,31 @@ class SignedInViewer:
     namespaces: frozenset[str] | None = None
     token: str = ""
 
+    @property
+    def person(self) -> str:
+        """Return whose streams count together: a user, or all ServiceAccounts of a namespace.
+
+        Whoever may write in a namespace makes any number of ServiceAccounts.
+        """
+        if not self.name.startswith(_ACCOUNT):
+            return self.name
+        return self.name.rpartition(":")[0]
+
 
 EVERYBODY = SignedInViewer()
+
+
+@dataclass(frozen=True, slots=True)
+class Namespaces:
+    """Namespaces of the cluster.
+
+    Attributes:
+        shown: Those of what the page shows.
+        of_pods: Those of all pods.
+    """
+
+    shown: Collection[str] = ()
+    of_pods: Collection[str] = ()
 
 
 class OpenSignIn:
@@ -64,7 +98,7 @@ class OpenSignIn:
 
     acts = False
 
-    async def viewer(self, request: web.Request, namespaces: Collection[str]) -> SignedInViewer:  # noqa: ARG002
+    async def viewer(self, request: web.Request, namespaces: Namespaces) -> SignedInViewer:  # noqa: ARG002
         """Return the viewer whom nobody knows."""
         return EVERYBODY
 
@@ -76,8 +110,8 @@ class SignIn(Protocol):
     def acts(self) -> bool:
         """Return whether viewers may change things, with their own rights."""
 
-    async def viewer(self, request: web.Request, namespaces: Collection[str]) -> SignedInViewer:
-        """Return who sent a request, and which of these namespaces they may see. Raises AnswerRefused."""
+    async def viewer(self, request: web.Request, namespaces: Namespaces) -> SignedInViewer:
+        """Return who sent a request, and which of the shown namespaces they may see. Raises AnswerRefused."""
 
 
 class _ReviewedUser(msgspec.Struct, frozen=True):
@@ -132,13 +166,33 @@ class _Reviews:
         return await self._answer(key, ask)
 
     async def visible(
-        self, user: _ReviewedUser, namespaces: Collection[str]
+        self, user: _ReviewedUser, namespaces: Namespaces, refusal: int
     ) -> frozenset[str] | None:
-        """Return the namespaces in which a user may list pods; None for all. Raises AnswerRefused."""
+        """Return the shown namespaces in which a user may list pods; None for all.
+
+        Args:
+            user: Who looks.
+            namespaces: Of the cluster.
+            refusal: The status of the answer to a user who may list pods nowhere.
+
+        Raises:
+            AnswerRefused: They may list pods nowhere, or the API server does not say.
+        """
         if await self._may_list(user, ""):
             return None
-        allowed = await asyncio.gather(*(self._may_list(user, name) for name in namespaces))
-        return frozenset(name for name, may in zip(namespaces, allowed, strict=True) if may)
+        allowed = await self._where(user, namespaces.shown)
+        if not allowed and namespaces.of_pods:
+            # Somebody whose namespaces have no cards yet may look.
+            others = [*sorted(namespaces.of_pods)[:MAX_ELSEWHERE]]
+            if user.username.startswith(_ACCOUNT):
+                others = [user.username.split(":")[2]]
+            if not await self._where(user, others):
+                raise AnswerRefused(refusal, NOWHERE)
+        return allowed
+
+    async def _where(self, user: _ReviewedUser, names: Collection[str]) -> frozenset[str]:
+        allowed = await asyncio.gather(*(self._may_list(user, name) for name in names))
+        return frozenset(name for name, may in zip(names, allowed, strict=True) if may)
 
     async def _may_list(self, user: _ReviewedUser, namespace: str) -> bool:
         spec = {
@@ -186,7 +240,7 @@ class TokenSignIn:
         """Args: api: with the right to create TokenReviews and SubjectAccessReviews. clock: seconds."""
         self._reviews = _Reviews(api, clock)
 
-    async def viewer(self, request: web.Request, namespaces: Collection[str]) -> SignedInViewer:
+    async def viewer(self, request: web.Request, namespaces: Namespaces) -> SignedInViewer:
         """Return whose token a request has. Raises AnswerRefused."""
         fields = request.headers.getall("Authorization", [])
         scheme, _, token = fields[0].partition(" ") if len(fields) == 1 else ("", "", "")
@@ -196,7 +250,9 @@ class TokenSignIn:
         user = await self._reviews.user_of(token)
         if user is None:
             raise AnswerRefused(401, f"the API server does not accept this token: {PASTE}")
-        return SignedInViewer(user.username, await self._reviews.visible(user, namespaces), token)
+        # 401 has the page ask for another token.
+        visible = await self._reviews.visible(user, namespaces, 401)
+        return SignedInViewer(user.username, visible, token)
 
 
 class ProxySignIn:
@@ -208,7 +264,7 @@ class ProxySignIn:
         """Args: api: with the right to create SubjectAccessReviews. clock: seconds."""
         self._reviews, self._secret = _Reviews(api, clock), secret
 
-    async def viewer(self, request: web.Request, namespaces: Collection[str]) -> SignedInViewer:
+    async def viewer(self, request: web.Request, namespaces: Namespaces) -> SignedInViewer:
         """Return who looks, as the proxy says. Raises AnswerRefused."""
         given = request.headers.getall(SECRET, [])
         known = len(given) == 1 and hmac.compare_digest(
@@ -224,7 +280,7 @@ class ProxySignIn:
         if not all(map(_is_name, groups)):
             raise AnswerRefused(403, f"the proxy must not name Kubernetes' own groups in {GROUPS}")
         user = _ReviewedUser(users[0].strip(), groups=(*groups, "system:authenticated"))
-        return SignedInViewer(user.username, await self._reviews.visible(user, namespaces))
+        return SignedInViewer(user.username, await self._reviews.visible(user, namespaces, 403))
 
 
 def _is_name(text: str) -> bool:

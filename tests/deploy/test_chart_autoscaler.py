@@ -61,6 +61,24 @@ def test_new_pods_start_when_the_configuration_changes() -> None:
 
 
 @needs_helm
+def test_autoscaler_counts_the_pods_of_schedulers_that_call_fenka_only() -> None:
+    """A node would stay without pods that name another one. Values of an older release have no names."""
+
+    def names(**values: Any) -> list[str]:
+        (container,) = pod_of(find(rendered(**values), "Deployment", NAME))["containers"]
+        return [
+            option.partition("=")[2]
+            for option in container["args"]
+            if option.startswith("--scheduler-name")
+        ]
+
+    assert names() == names(**{"scheduler.order.schedulerNames": None}) == ["default-scheduler"]
+    second = {"enabled": True, "schedulerName": "gpu"}
+    assert names(secondScheduler=second) == ["default-scheduler", "gpu"]
+    assert names(**{"scheduler.bindsFor": ["own"]}) == ["own"]
+
+
+@needs_helm
 def test_autoscaler_runs_unprivileged_with_options_that_it_has() -> None:
     """Its lease is the one that fenka groups reads."""
     objects = rendered(

@@ -134,3 +134,76 @@ items:
 {{- define "fenka.linux" -}}
 {{- mergeOverwrite (dict "kubernetes.io/os" "linux") (deepCopy (. | default dict)) | toYaml -}}
 {{- end }}
+
+{{/* "true" if ValidatingAdmissionPolicies are made. `helm template` does not query a server for its APIs, so the version also
+counts. */}}
+{{- define "fenka.validates" -}}
+{{- $has := .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" -}}
+{{- if and .Values.admission.enabled (or $has (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version)) }}true{{ end }}
+{{- end }}
+
+{{/* The annotations that record a pod's card, of all dialects, as a JSON list. A name that ends in "-" is one for each container;
+fenka serves at most 128 containers of a pod. */}}
+{{- define "fenka.recordNames" -}}
+{{- $records := list
+      "ALIYUN_COM_GPU_MEM_IDX" "ALIYUN_COM_GPU_MEM_POD" "ALIYUN_COM_GPU_MEM_DEV"
+      "ALIYUN_COM_GPU_MEM_ASSUME_TIME" "ALIYUN_COM_GPU_MEM_ASSIGNED"
+      "scheduler.framework.gpushare.allocation" "gpushare.alibabacloud.com/core-percentage"
+      "tencent.com/predicate-gpu-idx-" "tencent.com/predicate-time" "tencent.com/predicate-node"
+      "tencent.com/gpu-assigned"
+      "fenka.io/cards" "fenka.io/whole-cards" "fenka.io/instance" "fenka.io/resized" "fenka.io/resize-refused" -}}
+{{- if .Values.hamiNames -}}
+{{- $records = concat $records (list
+      "hami.io/vgpu-devices-allocated" "hami.io/vgpu-devices-to-allocate" "hami.io/vgpu-node" "hami.io/vgpu-time") -}}
+{{- end -}}
+{{- $names := list -}}
+{{- range $record := $records -}}
+{{- if hasSuffix "-" $record -}}
+{{- range $number := until 128 }}{{ $names = append $names (printf "%s%d" $record $number) }}{{ end -}}
+{{- else -}}
+{{- $names = append $names $record -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $names -}}
+{{- end }}
+
+{{/* An affinity that keeps a program with a powerful token off nodes that share cards, as far as there are others, and its
+replicas apart: (list . "scheduler"). A program that escapes from a slice finds no such token on its node then. The labels count
+before the node program runs there, its pods where a label is not set. */}}
+{{- define "fenka.affinity" -}}
+nodeAffinity:
+  preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      preference:
+        matchExpressions:
+          {{- range include "fenka.sharingLabels" . | fromJsonArray }}
+          - {key: {{ . }}, operator: DoesNotExist}
+          {{- end }}
+podAntiAffinity:
+  preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      podAffinityTerm:
+        topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+            app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+            component: gpushare-device-plugin
+    - weight: 50
+      podAffinityTerm:
+        topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+            {{- include "fenka.selector" . | nindent 12 }}
+{{- end }}
+
+{{/* The labels of nodes that share cards, as a JSON list. */}}
+{{- define "fenka.sharingLabels" -}}
+{{- list "gpushare" "cgpu" "nvidia-device-enable" "ack.node.gpu.schedule" "fenka.io/mig" | toJson -}}
+{{- end }}
+
+{{/* The names of the schedulers that call fenka, as a JSON list. The default is for values of an older release. */}}
+{{- define "fenka.schedulerNames" -}}
+{{- $names := (.Values.scheduler.order | default dict).schedulerNames | default (list "default-scheduler") -}}
+{{- if .Values.secondScheduler.enabled }}{{ $names = append $names .Values.secondScheduler.schedulerName }}{{ end -}}
+{{- toJson $names -}}
+{{- end }}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.autoscaler.demand import MAX_AFFINITIES, RULE_LABEL, pending_demand
+from fenka.autoscaler.demand import RULE_LABEL, pending_demand
 from fenka.autoscaler.inputs import decode_case
 from fenka.autoscaler.loop import status_of
 from fenka.autoscaler.node_registration import (
@@ -23,6 +23,7 @@ from fenka.autoscaler.plan_case import plan_case, unserved_pods
 from fenka.autoscaler.reclaim import decide_reclaims, evicted_demand
 from fenka.autoscaler.scale_in import Marked, decide_scale_in
 from fenka.autoscaler.snapshot import Shape, Snapshot
+from fenka.autoscaler.turns import MAX_AFFINITIES
 from fenka.autoscaler.watch import ElasticPod
 from fenka.cloud.config import ScaleIn
 from fenka.cluster.autoscaling import (
@@ -32,8 +33,10 @@ from fenka.cluster.autoscaling import (
     ElasticNodeStatus,
     OrderRecord,
     Slot,
+    encode_time,
 )
 from fenka.cluster.state import ClusterState
+from fenka.core.nodes.case import BuyLimits
 from fenka.core.nodes.plan import make_plan
 from fenka.core.nodes.problem import Problem
 from fenka.dialects.base import Dialect
@@ -226,6 +229,98 @@ def test_others_are_planned_for_when_a_tenant_writes_very_many_affinities() -> N
     assert set(found.unserved.values()) == {
         "100 node affinities are planned for at once, and others come first"
     }
+
+
+def affine(pod: Json, key: str, operator: str = "DoesNotExist") -> Json:
+    """Return the pod with a node affinity to a label."""
+    terms = [{"matchExpressions": [{"key": key, "operator": operator}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    pod["spec"]["affinity"] = {"nodeAffinity": required}
+    return pod
+
+
+def test_namespaces_get_turns_for_node_affinities_when_one_writes_very_many() -> None:
+    """The tenant's pods are older and listed first. Another one's only affinity is planned for."""
+    pods = [
+        affine(pod_json(f"p{number}", 4, uid=f"p{number}"), f"p{number}")
+        for number in range(2 * MAX_AFFINITIES)
+    ]
+    for pod in pods:
+        pod["metadata"] |= {"creationTimestamp": "2020-01-01T00:00:00Z"}
+    other = affine(pod_json("other", 4, uid="other"), "other")
+    other["metadata"] |= {"namespace": "ben", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    found = plan_case(snapshot(pods=(*pods, other)))
+    assert "ben/other" in [request.name for request in found.case.requests]
+    assert len(found.case.requests) == MAX_AFFINITIES
+
+
+def test_affinities_that_no_group_satisfies_take_no_others_place() -> None:
+    """Whoever writes them is told that, not that others come first."""
+    impossible = [
+        affine(pod_json(f"p{number}", 4, uid=f"p{number}"), f"p{number}", "Exists")
+        for number in range(MAX_AFFINITIES)
+    ]
+    own = [
+        affine(pod_json(f"own{number}", 4, uid=f"own{number}"), f"x{number}") for number in (1, 2)
+    ]
+    found = plan_case(snapshot(pods=(*impossible, *own)))
+    assert {request.name for request in found.case.requests} == {"default/own1", "default/own2"}
+    assert set(found.unserved.values()) == {"no group has nodes that its node affinity admits"}
+
+
+@pytest.mark.parametrize("running", [0, 1])
+def test_namespaces_get_turns_for_the_limits_of_all_tenants_together(running: int) -> None:
+    """The tenant's pods are older and more. What it has on bought nodes counts, too."""
+    many = [pod_json(f"p{number}", 14, uid=f"p{number}") for number in range(6)]
+    for pod in many:
+        pod["metadata"] |= {"namespace": "many", "creationTimestamp": "2020-01-01T00:00:00Z"}
+    few = pod_json("own", 14, uid="own")
+    few["metadata"] |= {"namespace": "few", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    nodes: tuple[Json, ...] = ()
+    if running:
+        nodes = (elastic_node("gpu", T4_MIB, labels={ORDER: "t4-1"}),)
+        many[0] |= pod_json("p0", 14, uid="p0", node="gpu", annotations=on_card(0, 14))
+        many[0]["metadata"] |= {"namespace": "many"}
+    world = snapshot(
+        nodes=nodes,
+        pods=(*many, few),
+        config=config(limits=BuyLimits(nodes=2)),
+        instances=(instance(),) if running else (),
+    )
+    plan = make_plan(plan_case(world).case, lambda: 5.0)
+    served = {pod.request.partition("/")[0] for pod in plan.placements}
+    assert served == {"few"} if running else served == {"few", "many"}
+
+
+@pytest.mark.parametrize(
+    ("minutes", "status", "served"),
+    [
+        (31, {}, {"few/own"}),
+        (29, {}, {"few/own", "many/next"}),
+        (31, {"phase": "Running"}, {"few/own", "many/next"}),
+        (31, {"containerStatuses": [{"containerID": "c"}]}, {"few/own", "many/next"}),
+    ],
+)
+def test_nothing_is_bought_for_a_namespace_whose_pods_start_on_none_of_its_nodes(
+    minutes: int, status: Json, served: set[str]
+) -> None:
+    """Three nodes are enough to see that. Others are served, and the namespace when its pods start."""
+    began = encode_time(NOW - 60 * minutes)
+    nodes = [elastic_node(f"n{number}", T4_MIB, labels={ORDER: "t4-1"}) for number in range(3)]
+    pods = []
+    for number in range(3):
+        pod = pod_json(f"p{number}", 14, uid=f"p{number}", node=f"n{number}")
+        pod["metadata"] |= {"namespace": "many", "annotations": on_card(0, 14)}
+        pod["status"] |= {"phase": "Pending", "startTime": began, **status}
+        pods.append(pod)
+    for namespace, name in (("many", "next"), ("few", "own")):
+        waiting = pod_json(name, 14, uid=name)
+        waiting["metadata"] |= {"namespace": namespace}
+        pods.append(waiting)
+    found = plan_case(snapshot(nodes=tuple(nodes), pods=tuple(pods)))
+    assert {request.name for request in found.case.requests} == served
+    if "many/next" not in served:
+        assert "3 nodes were bought for pods of this namespace" in found.unserved["next"]
 
 
 def test_rules_are_few_whatever_pods_request_and_however_they_name_their_containers() -> None:

@@ -4,7 +4,6 @@ A rule that a case cannot express must not cause a purchase: its pod is left out
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -12,7 +11,10 @@ from functools import lru_cache
 import msgspec
 from msgspec import structs
 
+from fenka.autoscaler.new_nodes import labels_of_offers
 from fenka.autoscaler.snapshot import LIVE, Snapshot
+from fenka.autoscaler.stuck_nodes import stuck_namespaces
+from fenka.autoscaler.turns import MAX_JUDGED, AffinityTurns, affinity_turns, first_in_order
 from fenka.autoscaler.watch import ElasticAffinity, ElasticPod, ElasticPodSpec
 from fenka.cloud.config import NOT_COUNTED
 from fenka.cluster.autoscaling import GROUP, is_interruptible
@@ -49,9 +51,6 @@ MAX_PODS = 3000
 MAX_PLANNED = 10_000
 """Pods that nodes are coming for. Each takes some 50 bytes of ConfigMap fenka-orders, which has 1 MiB."""
 
-MAX_AFFINITIES = 100
-"""Different node affinities that are planned for at once: each is judged for each node."""
-
 
 class Inexpressible(FenkaError):
     """The pod has a rule or request that a planning case cannot have."""
@@ -85,7 +84,7 @@ class Rules:
         return not ineligibility_reasons(pod, node)
 
 
-@lru_cache(maxsize=2 * MAX_AFFINITIES)
+@lru_cache(maxsize=2 * MAX_JUDGED)
 def _pod_with(affinity: bytes) -> ElasticPod:
     decoded = msgspec.json.decode(affinity, type=ElasticAffinity)
     return ElasticPod(spec=ElasticPodSpec(affinity=decoded))
@@ -117,8 +116,9 @@ def pending_demand(snapshot: Snapshot) -> Demand:
         snapshot = replace(snapshot, pods={**snapshot.pods, **pending})
     counted = _counted_resources(snapshot)
     demanding = [pod for pod in snapshot.pods.values() if _is_demand(snapshot, pod, counted)]
-    planned = planned_uids(snapshot)
-    waiting = [pod for pod in demanding if pod.metadata.uid not in planned]
+    planned, stuck = planned_uids(snapshot), stuck_namespaces(snapshot)
+    unplanned = [pod for pod in demanding if pod.metadata.uid not in planned]
+    waiting = [pod for pod in unplanned if pod.metadata.namespace not in stuck]
     most = max(min(MAX_PODS, MAX_PLANNED - len(planned)), 0)
     chosen = first_in_order(waiting, most)
     left_out = {pod.metadata.uid for pod in waiting} - {pod.metadata.uid for pod in chosen}
@@ -126,7 +126,12 @@ def pending_demand(snapshot: Snapshot) -> Demand:
         snapshot, [*chosen, *(pod for pod in demanding if pod.metadata.uid in planned)]
     )
     why = f"{most} pods are planned for at once, and others come first"
-    return replace(found, unserved={**found.unserved, **dict.fromkeys(left_out, why)})
+    told = {
+        pod.metadata.uid: stuck[pod.metadata.namespace]
+        for pod in unplanned
+        if pod.metadata.namespace in stuck
+    }
+    return replace(found, unserved={**found.unserved, **dict.fromkeys(left_out, why), **told})
 
 
 def planned_uids(snapshot: Snapshot) -> frozenset[str]:
@@ -134,33 +139,6 @@ def planned_uids(snapshot: Snapshot) -> frozenset[str]:
     live = [slot for *_, slot in snapshot.slots(LIVE)]
     waiting = frozenset(pod.metadata.uid for slot in live for pod in snapshot.waiting(slot))
     return waiting | snapshot.evicted.intersection(uid for slot in live for uid in slot.pods)
-
-
-def first_in_order(pods: Sequence[ElasticPod], most: int) -> list[ElasticPod]:
-    """Return at most this number of pods: gangs whole, and namespaces in turns, so that each gets some.
-
-    Of a namespace, the pods of the highest priority come first, then the oldest.
-    """
-    if len(pods) <= most:
-        return list(pods)
-    units: dict[str, list[ElasticPod]] = {}
-    for pod in pods:
-        units.setdefault(group_key(pod) or pod.metadata.uid, []).append(pod)
-    before = Counter[str]()
-    turns = []
-    for unit in sorted(units.values(), key=lambda unit: _rank(unit[0])):
-        namespace = unit[0].metadata.namespace
-        turns.append((before[namespace], _rank(unit[0]), unit))
-        before[namespace] += len(unit)
-    chosen = list[ElasticPod]()
-    for *_, unit in sorted(turns, key=lambda turn: turn[:2]):
-        if len(chosen) + len(unit) <= most:
-            chosen += unit
-    return chosen
-
-
-def _rank(pod: ElasticPod) -> tuple[int, str, str]:
-    return -(pod.spec.priority or 0), pod.metadata.creation_timestamp, pod.full_name
 
 
 def as_pending(pod: ElasticPod) -> ElasticPod:
@@ -179,7 +157,8 @@ def demand_of(snapshot: Snapshot, pods: Iterable[ElasticPod]) -> Demand:
     present = dict[str, int]()
     requests, rules, unserved = dict[str, CaseRequest](), dict[str, Rules](), dict[str, str]()
     gangs: dict[str, list[str]] = {}
-    affinities = set[bytes]()
+    pods = list(pods)
+    affinities = _affinities(snapshot, pods)
     in_domains = dict[str, Gang]()
     for pod in pods:
         uid = pod.metadata.uid
@@ -193,7 +172,7 @@ def demand_of(snapshot: Snapshot, pods: Iterable[ElasticPod]) -> Demand:
             if gang is not None:
                 request = _in_domain(snapshot, pod, request, gang, in_domains)
             rule = _rules(pod, request, snapshot.state.dialects)
-            _count_affinity(affinities, rule.affinity)
+            _check_affinity(affinities, rule.affinity)
         except (Inexpressible, InvalidRecord) as why:
             unserved[uid] = str(why)
         else:
@@ -244,13 +223,23 @@ def _in_domain(
     return replace(request, selector={**values, **request.selector})
 
 
-def _count_affinity(known: set[bytes], affinity: bytes) -> None:
-    """Add a pod's affinity to those that are known. Raises Inexpressible if they are too many."""
-    if affinity and affinity not in known and len(known) >= MAX_AFFINITIES:
-        raise Inexpressible(
-            f"{MAX_AFFINITIES} node affinities are planned for at once, and others come first"
-        )
-    known.update({affinity} - {b""})
+def _affinities(snapshot: Snapshot, pods: Sequence[ElasticPod]) -> AffinityTurns:
+    """Return which node affinities of these pods are planned for."""
+    planned = planned_uids(snapshot)
+    labels: list[dict[str, str]] = []
+
+    def can_hold(affinity: bytes) -> bool:
+        # Few of these are judged, and none as long as all affinities are planned for.
+        labels[:] = labels or labels_of_offers(snapshot)
+        rules = Rules("", affinity, (), "")
+        return any(rules.admit(one) for one in labels)
+
+    return affinity_turns([(pod, affinity_rules(pod).affinity) for pod in pods], planned, can_hold)
+
+
+def _check_affinity(affinities: AffinityTurns, affinity: bytes) -> None:
+    if why_not := affinities.refusal(affinity):
+        raise Inexpressible(why_not)
 
 
 def _is_demand(snapshot: Snapshot, pod: ElasticPod, counted: frozenset[str]) -> bool:

@@ -13,12 +13,13 @@ import msgspec
 
 from fenka.autoscaler.actor_context import Actor, ActorContext
 from fenka.autoscaler.buyer import Buyer
+from fenka.autoscaler.new_nodes import shape_for
 from fenka.autoscaler.orders import REFUSED, listed_missing
 from fenka.autoscaler.providers import CloudCache
 from fenka.autoscaler.reclaim import evicted_demand
 from fenka.autoscaler.snapshot import COMING, Snapshot, UnknownShape, offer_of, slots
 from fenka.autoscaler.stores import OrderStore, ShapeStore, StoredMap, WriteLost
-from fenka.autoscaler.supply import is_leaving, pauses, shape_for
+from fenka.autoscaler.supply import is_leaving, pauses
 from fenka.autoscaler.watch import ElasticCluster
 from fenka.cloud.config import AutoscalerConfig, GroupConfig
 from fenka.cloud.port import InstanceState, OfferKey, Provider, ProviderError

@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from fenka.autoscaler.demand import Inexpressible, affinity_rules, case_request, class_key
+from fenka.autoscaler.new_nodes import shape_for
 from fenka.autoscaler.snapshot import (
     LIVE,
     Shape,
@@ -18,7 +19,7 @@ from fenka.autoscaler.snapshot import (
     common,
     offer_of,
 )
-from fenka.autoscaler.supply import has_whole_cards, protected_until, shape_for
+from fenka.autoscaler.supply import has_whole_cards, protected_until
 from fenka.autoscaler.watch import ElasticPod, allocatable
 from fenka.cloud.config import GroupConfig
 from fenka.cloud.port import Instance, OfferKey

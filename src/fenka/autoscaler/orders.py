@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from fenka.autoscaler import node_registration
 from fenka.autoscaler.actor_context import GONE, ActorContext
 from fenka.autoscaler.metrics import ActivityCounts
+from fenka.autoscaler.new_nodes import shape_for
 from fenka.autoscaler.snapshot import (
     COMING,
     Snapshot,
@@ -22,7 +23,7 @@ from fenka.autoscaler.snapshot import (
     offer_of,
 )
 from fenka.autoscaler.stores import ShapeStore, failed_order, new_name, order_for
-from fenka.autoscaler.supply import has_whole_cards, is_forgotten, shape_for
+from fenka.autoscaler.supply import has_whole_cards, is_forgotten
 from fenka.autoscaler.watch import ElasticPod
 from fenka.cloud import port
 from fenka.cluster import autoscaling

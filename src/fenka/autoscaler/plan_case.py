@@ -15,6 +15,7 @@ from fenka.autoscaler.demand import RULE_LABEL, Demand, Rules, pending_demand, p
 from fenka.autoscaler.reclaim import evicted_demand
 from fenka.autoscaler.snapshot import Snapshot, offer_of
 from fenka.autoscaler.stores import ShapeStore
+from fenka.autoscaler.turns import LEVELS, turn_levels
 from fenka.autoscaler.watch import ElasticCluster
 from fenka.cloud.config import AutoscalerConfig
 from fenka.cloud.port import TYPE_LABEL, InstanceState, Offer, OfferKey
@@ -94,6 +95,9 @@ def case_of(snapshot: Snapshot, requests: Mapping[str, CaseRequest], demand: Dem
     groups, most = _bounded(snapshot, offered)
     rules = {uid: demand.rules[uid] for uid in requests}
     groups, nodes, requests = _with_rules(snapshot, offered, groups, nodes, requests, rules)
+    limits = _limits(snapshot, groups)
+    if _may_leave_out(limits, groups, most, len(requests)):
+        requests = _with_turns(snapshot, requests)
     gangs = {
         request.gang: demand.gangs.get(request.gang, Gang())
         for request in requests.values()
@@ -105,7 +109,7 @@ def case_of(snapshot: Snapshot, requests: Mapping[str, CaseRequest], demand: Dem
         requests=tuple(requests.values()),
         nodes=tuple(nodes),
         gangs=gangs,
-        limits=_limits(snapshot, groups),
+        limits=limits,
     )
     return PlanCase(
         case=case,
@@ -219,6 +223,44 @@ def _limits(snapshot: Snapshot, groups: Sequence[NodeGroup]) -> BuyLimits:
         ),
         cards=cards,
     )
+
+
+def _may_leave_out(
+    limits: BuyLimits, groups: Sequence[NodeGroup], most: Mapping[str, int], pods: int
+) -> bool:
+    """Return whether limits may leave some of the pods out, if each needs a node and a card of its own."""
+    bounds = [limits.nodes, sum(most.values()), *limits.cards.values()]
+    prices = [group.price for group in groups if group.price]
+    if limits.price is not None and prices:
+        bounds.append(int(limits.price / min(prices)))
+    return any(bound is not None and bound < pods for bound in bounds)
+
+
+def _with_turns(snapshot: Snapshot, requests: Mapping[str, CaseRequest]) -> dict[str, CaseRequest]:
+    """Return the requests with priorities by which namespaces get turns among pods of equal priority.
+
+    A tenant chooses how many pods it creates: limits of all tenants together are not its own.
+    """
+    own = {node.metadata.name for node in snapshot.own_nodes()}
+    held = Counter(
+        pod.metadata.namespace
+        for name in own
+        for pod in snapshot.pods_on.get(name, ())
+        if pod.demand(snapshot.state.dialects).requests_gpu
+    )
+    held.update(
+        snapshot.pods[uid].metadata.namespace
+        for uid in planned_uids(snapshot)
+        if uid in snapshot.pods
+    )
+    known = [snapshot.pods[uid] for uid in requests if uid in snapshot.pods]
+    levels = turn_levels(known, held)
+    priorities = sorted({request.priority for request in requests.values()})
+    ranks = {priority: rank * (len(LEVELS) + 1) for rank, priority in enumerate(priorities)}
+    return {
+        uid: replace(request, priority=ranks[request.priority] - levels.get(uid, 0))
+        for uid, request in requests.items()
+    }
 
 
 # ---- rules ----

@@ -16,7 +16,7 @@ from typing import Literal
 from msgspec import structs
 
 from fenka.autoscaler.actor_context import ActorContext
-from fenka.autoscaler.demand import as_pending, class_key, demand_of, first_in_order
+from fenka.autoscaler.demand import as_pending, class_key, demand_of
 from fenka.autoscaler.plan_case import case_of
 from fenka.autoscaler.reclaim import (
     Removal,
@@ -28,6 +28,7 @@ from fenka.autoscaler.reclaim import (
 )
 from fenka.autoscaler.snapshot import Snapshot
 from fenka.autoscaler.supply import protected_until
+from fenka.autoscaler.turns import first_in_order
 from fenka.autoscaler.watch import DO_NOT_DISRUPT, SAFE_TO_EVICT, ElasticPod
 from fenka.cloud.port import Instance, InstanceState
 from fenka.cluster import autoscaling

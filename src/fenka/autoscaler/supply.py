@@ -9,18 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fenka.autoscaler import demand
+from fenka.autoscaler.new_nodes import machine_labels, shape_for
 from fenka.autoscaler.snapshot import (
     Shape,
     Snapshot,
     UnknownShape,
     offer_of,
     planned_cards,
-    shape_of,
     without_daemons,
 )
 from fenka.autoscaler.watch import DaemonSet, ElasticPod, allocatable, bounded
 from fenka.cloud.config import NOT_COUNTED, GroupConfig, StartTimes
-from fenka.cloud.port import TYPE_LABEL, Instance, Offer, OfferKey
+from fenka.cloud.port import Instance, Offer, OfferKey
 from fenka.cluster import autoscaling
 from fenka.cluster.objects import Node, seconds
 from fenka.cluster.pending_queue import OVERDUE_TTL_S
@@ -32,7 +32,6 @@ from fenka.core.nodes.case import (
     CaseRequest,
     Held,
     HeldCard,
-    NewCard,
     NodeGroup,
     fields_of,
     node_of,
@@ -117,10 +116,6 @@ def next_try(paused: Mapping[OfferKey, Pause]) -> float | None:
     return min((pause.until for pause in paused.values()), default=None)
 
 
-IMPLIED_LABELS = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
-"""Labels of nodes where neither configuration nor an earlier node says otherwise."""
-
-
 @dataclass(frozen=True, slots=True)
 class OfferedGroup:
     """An offer as a group of a case. labels: of its nodes, also those that a case implies."""
@@ -147,35 +142,6 @@ def offered_groups(snapshot: Snapshot) -> list[OfferedGroup]:
             name = config.name if len(keys) == 1 else f"{config.name}:{key.type}:{key.zone}"
             groups.append(_offered(snapshot, config, snapshot.offers[key], name, shape, paused))
     return groups
-
-
-def shape_for(snapshot: Snapshot, config: GroupConfig, kind: str) -> Shape:
-    """Return what a node of a group will be, DaemonSets included. Raises UnknownShape."""
-    configured = None
-    if config.shape is not None:
-        given = config.shape
-        configured = Shape(
-            cpu_milli=given.cpu_milli,
-            memory_mib=given.memory_mib,
-            pods=given.pods,
-            resources=given.resources,
-            cards=tuple(
-                NewCard(model=cards.model, memory_mib=cards.memory_mib)
-                for cards in given.cards
-                for _ in range(cards.count)
-            ),
-        )
-    cloud = next(
-        (
-            offer.machine
-            for key, offer in snapshot.offers.items()
-            if (key.group, key.type) == (config.name, kind) and offer.machine is not None
-        ),
-        None,
-    )
-    shape = shape_of(kind, seen=snapshot.shapes.get(kind), configured=configured, cloud=cloud)
-    labels = {**IMPLIED_LABELS, TYPE_LABEL: kind, **shape.labels, **config.labels}
-    return replace(shape, labels=labels, taints=config.taints or shape.taints)
 
 
 def _offered(
@@ -211,16 +177,6 @@ def _new_group(snapshot: Snapshot, config: GroupConfig, key: OfferKey, shape: Sh
         **fields_of(shape, Shape),
     )
     return less_daemons(snapshot, group, machine_labels(shape.labels, key))
-
-
-def machine_labels(labels: Mapping[str, str], key: OfferKey) -> dict[str, str]:
-    """Return all labels of an offer's nodes."""
-    return {
-        **labels,
-        ZONE_LABEL: key.zone,
-        autoscaling.CAPACITY: key.capacity,
-        autoscaling.GROUP: key.group,
-    }
 
 
 def less_daemons(snapshot: Snapshot, group: NodeGroup, labels: Mapping[str, str]) -> NodeGroup:

@@ -550,6 +550,7 @@ def test_dashboard_reads_and_is_reached_by_port_forwarding_only() -> None:
     assert {item["kind"] for item in named} == {
         *("ServiceAccount", "Deployment"),
         *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
+        *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
     }
     verbs = {verb for item in named for rule in item.get("rules", ()) for verb in rule["verbs"]}
     assert verbs == {"get", "list", "watch"}

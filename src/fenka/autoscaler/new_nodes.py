@@ -1,4 +1,4 @@
-"""What nodes will be that are bought by an offer: their shape and labels. Pure.
+"""The shape and labels of nodes that are bought by an offer. Pure.
 
 The configuration, the cloud and earlier nodes of the type say what is known of them.
 """

@@ -68,7 +68,7 @@ class SignedInViewer:
 
     @property
     def person(self) -> str:
-        """Return whose streams count together: a user, or all ServiceAccounts of a namespace.
+        """Return the name by which streams are counted: a user, or the prefix of a namespace's ServiceAccounts.
 
         Whoever may write in a namespace makes any number of ServiceAccounts.
         """

@@ -211,8 +211,11 @@ def test_node_may_evict_when_over_limit_is_evict() -> None:
 
 @needs_helm
 def test_other_rights_are_limited_to_one_namespace() -> None:
-    """Leases are in the replicas' namespace, ConfigMaps in that of the health daemon."""
-    objects = render()
+    """Leases are in the replicas' namespace, and ConfigMaps, if the value says so, in the health daemon's."""
+    assert "fenka-scheduler-health" not in names_of(render(), "Role", "RoleBinding")
+    assert "--unhealthy-maps" not in arguments(render())
+    objects = render(**{"scheduler.unhealthyMaps": True})
+    assert "--unhealthy-maps" in arguments(objects)
     leader = find(objects, "Role", "fenka-scheduler-leader")
     health = find(objects, "Role", "fenka-scheduler-health")
     assert leader["metadata"]["namespace"] == "gpu"

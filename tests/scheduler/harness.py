@@ -132,13 +132,13 @@ async def extender(
 
 @contextlib.asynccontextmanager
 async def scheduler(
-    *nodes: Json, access: Access = OPEN
+    *nodes: Json, access: Access = OPEN, settings: Settings | None = None
 ) -> AsyncIterator[tuple[FakeApiServer, SchedulerHarness]]:
     """Yield a server that has these nodes, and one replica that leads."""
     async with api_server() as server:
         for node in nodes:
             server.put("nodes", node)
-        async with extender(server, access=access) as one:
+        async with extender(server, access=access, settings=settings) as one:
             await until(lambda: one.replica.leadership.leading)
             yield server, one
 

@@ -9,6 +9,7 @@ import pytest
 
 from fenka import __version__
 from fenka.dialects import gpushare
+from fenka.scheduler.replica import Settings
 from fenka.views.node_rows import NodeRow
 from fenka.views.workloads import QueueRow
 from tests.builders import T4_MIB, node_json, on_card, pod_json
@@ -321,9 +322,9 @@ async def test_event_is_posted_when_a_label_closes_a_node_with_pods() -> None:
 
 
 async def test_cards_are_unhealthy_when_gpushares_config_map_lists_them() -> None:
-    """What is not an index is ignored; without the ConfigMap all are healthy again."""
-
-    async with scheduler(node_json("n", T4_MIB, T4_MIB)) as (server, one):
+    """What is not an index is ignored; without the ConfigMap all are healthy. By default none is read."""
+    nodes, read = node_json("n", T4_MIB, T4_MIB), Settings(unhealthy_maps=True)
+    async with scheduler(nodes, settings=read) as (server, one):
 
         def config_map(gpus: str) -> None:
             meta = {"name": "unhealthy-gpu-n", "namespace": "kube-system"}

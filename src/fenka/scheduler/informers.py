@@ -127,7 +127,10 @@ class ClusterInformers(Informers):
         live: LiveColumns,
         queue: QueueController,
         reporter: EventReporter,
+        *,
+        unhealthy_maps: bool = False,
     ) -> None:
+        """Args: unhealthy_maps: read gpushare's ConfigMaps, which needs a right in kube-system."""
         self.nodes = Informer(api, "/api/v1/nodes", CompactNode, NodeListener(cluster, reporter))
         self.pod_listener = PodListener(cluster, live, queue, reporter)
         self.pods = Informer(api, "/api/v1/pods", CompactPod, self.pod_listener)
@@ -138,15 +141,16 @@ class ClusterInformers(Informers):
         self.by_collection: dict[str, Informer[Any]] = {
             "nodes": self.nodes,
             "pods": self.pods,
-            "configmaps": Informer(
+            "podgroups": Informer(api, POD_GROUPS_PATH, PodGroup, self.pod_groups, optional=True),
+            "poddisruptionbudgets": self.budgets,
+        }
+        if unhealthy_maps:
+            self.by_collection["configmaps"] = Informer(
                 api,
                 "/api/v1/namespaces/kube-system/configmaps",
                 ConfigMap,
                 UnhealthyCards(cluster),
-            ),
-            "podgroups": Informer(api, POD_GROUPS_PATH, PodGroup, self.pod_groups, optional=True),
-            "poddisruptionbudgets": self.budgets,
-        }
+            )
 
     async def relist(self) -> None:
         """Read nodes and pods again, as of now."""

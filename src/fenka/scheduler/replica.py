@@ -114,6 +114,14 @@ class Settings(msgspec.Struct, frozen=True):
         ),
     ] = False
 
+    unhealthy_maps: Annotated[
+        bool,
+        Meta(
+            description="also read gpushare's ConfigMaps unhealthy-gpu-NODE in kube-system, which its health "
+            "daemon writes"
+        ),
+    ] = False
+
     def fairness(self) -> Fairness:
         """Return how pods of one priority are ordered. Raises ValueError."""
         return Fairness(self.queue_penalty, self.queue_max_penalty, self.half_life)
@@ -197,7 +205,9 @@ class SchedulerReplica:
             is_settled=lambda: queue.is_settled,
             sleep=sleep,
         )
-        self.informers = ClusterInformers(api, cluster, gangs.live, queue, reporter)
+        self.informers = ClusterInformers(
+            api, cluster, gangs.live, queue, reporter, unhealthy_maps=settings.unhealthy_maps
+        )
         election = self.election = _election(api, settings, options, identity, address, clock)
         leadership = self.leadership = Leadership(election, self.informers, sleep)
         refused = RefusedPods(queue.refuse, recorder, now)

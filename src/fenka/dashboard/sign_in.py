@@ -68,9 +68,9 @@ class SignedInViewer:
 
     @property
     def person(self) -> str:
-        """Return the name by which streams are counted: a user, or the prefix of a namespace's ServiceAccounts.
+        """Return the name by which streams are counted: a user, or that of a namespace's ServiceAccounts.
 
-        Whoever may write in a namespace makes any number of ServiceAccounts.
+        A tenant makes any number of ServiceAccounts.
         """
         if not self.name.startswith(_ACCOUNT):
             return self.name

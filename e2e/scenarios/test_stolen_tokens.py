@@ -77,8 +77,8 @@ def program(cluster: Cluster, selector: str, node: str = "") -> Json:
 
 
 @pytest.fixture
-def victim(installation: Installation, mallory: Mallory) -> Iterator[Json]:
-    """Provide another tenant's running pod."""
+def victim(installation: Installation, two_card_node: str, mallory: Mallory) -> Iterator[Json]:
+    """Provide another tenant's running pod on a node that shares cards."""
     cluster = installation.cluster
     body = {
         "apiVersion": "v1",
@@ -86,6 +86,7 @@ def victim(installation: Installation, mallory: Mallory) -> Iterator[Json]:
         "metadata": {"name": "victim", "labels": {"app": "victim"}},
         "spec": {
             "terminationGracePeriodSeconds": 0,
+            "nodeSelector": {"kubernetes.io/hostname": two_card_node},
             "containers": [
                 {
                     "name": "c",

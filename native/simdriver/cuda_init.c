@@ -73,6 +73,15 @@ CUresult cuInit(unsigned int flags) {
     return result;
 }
 
+int driver_version_of(int asked) {
+    static uint32_t of_node; /* programs ask for hundreds of functions */
+    pthread_mutex_lock(&lock);
+    if (!of_node)
+        of_node = node_cuda_version();
+    pthread_mutex_unlock(&lock);
+    return of_node && asked > (int)of_node ? (int)of_node : asked;
+}
+
 /* Also answers before cuInit, like the real driver; without a node, with the version that this was built against. */
 CUresult cuDriverGetVersion(int *version) {
     if (!version)

@@ -1,4 +1,6 @@
 /* Linear device memory, managed memory and page-locked host memory. */
+#include <stdio.h>
+
 #include "driver.h"
 #include "sim_memory.h"
 #include "timeline.h"
@@ -44,12 +46,41 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
     return CUDA_SUCCESS;
 }
 
+/* Bytes of the machine's memory that programs can still take; SIZE_MAX where the kernel does not say. */
+static size_t host_available(void) {
+    FILE *file = fopen("/proc/meminfo", "r");
+    char line[128];
+    unsigned long kib = 0;
+    while (file && kib == 0 && fgets(line, sizeof line, file))
+        sscanf(line, "MemAvailable: %lu kB", &kib);
+    if (file)
+        fclose(file);
+    return kib ? (size_t)kib << 10 : SIZE_MAX;
+}
+
+/* A program touches all of what it shares with the device, and that takes this machine's own memory. */
+static bool host_has(size_t bytes) {
+    size_t most = (size_t)environment_number("FENKA_SIMULATED_MANAGED_MIB", 0) << 20;
+    size_t free_bytes = host_available();
+    if (bytes <= (most ? most : free_bytes / 2))
+        return true;
+    fprintf(
+        stderr,
+        "fenka: simulated managed memory is this machine's own: %zu MiB are asked for, and %zu MiB are free, of which "
+        "one allocation may take half. Ask for less, or set FENKA_SIMULATED_MANAGED_MIB to the most that one may "
+        "take\n",
+        bytes >> 20, free_bytes >> 20);
+    return false;
+}
+
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags) {
     CUcontext context;
     struct allocation made;
     TRY(context_current(&context));
     if (!pointer || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
         return CUDA_ERROR_INVALID_VALUE;
+    if (!host_has(bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     TRY(memory_new(context, MEMORY_MANAGED, bytes, flags, &made));
     *pointer = made.base;
     return CUDA_SUCCESS;

@@ -16,6 +16,7 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, c
                              CUdriverProcAddressQueryResult *status) {
     if (!symbol || !function)
         return CUDA_ERROR_INVALID_VALUE;
+    version = driver_version_of(version);
     bool per_thread = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
     CUdriverProcAddressQueryResult found = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     *function = NULL;

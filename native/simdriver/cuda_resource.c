@@ -38,3 +38,57 @@ CUresult cuStreamGetDevResource(CUstream stream, CUdevResource *resource, CUdevR
     TRY(stream_resolve(stream, &context, &stream));
     return resource_of(context->card, resource, type);
 }
+
+/* ---- division: arithmetic only, since nothing uses the parts ---- */
+
+static CUdevResource part(const CUdevResource *whole, unsigned count) {
+    CUdevResource made = *whole;
+    made.sm.smCount = count;
+    if (count == 0)
+        made.type = CU_DEV_RESOURCE_TYPE_INVALID;
+    return made;
+}
+
+/* Equal groups of at least so many. Without `result` only the number of groups is returned. */
+CUresult cuDevSmResourceSplitByCount(CUdevResource *result, unsigned int *groups, const CUdevResource *input,
+                                     CUdevResource *remainder, unsigned int flags, unsigned int least) {
+    TRY(driver_ready());
+    if (!groups || !input || input->type != CU_DEV_RESOURCE_TYPE_SM || input->sm.smCoscheduledAlignment == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    unsigned whole = input->sm.smCount;
+    unsigned align = flags & CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING ? 2 : input->sm.smCoscheduledAlignment;
+    least = least < input->sm.minSmPartitionSize ? input->sm.minSmPartitionSize : least;
+    if (least > whole)
+        return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    unsigned each = (least + align - 1) / align * align, most = each > whole ? 1 : whole / each;
+    each = each > whole ? whole : each;
+    unsigned made = result && *groups < most ? *groups : most;
+    for (unsigned i = 0; result && i < made; i++)
+        result[i] = part(input, each);
+    if (remainder)
+        *remainder = part(input, whole - made * each);
+    *groups = made;
+    return CUDA_SUCCESS;
+}
+
+/* Groups as the program describes them; 0 = as many as are left. */
+CUresult cuDevSmResourceSplit(CUdevResource *result, unsigned int groups, const CUdevResource *input,
+                              CUdevResource *remainder, unsigned int flags, CU_DEV_SM_RESOURCE_GROUP_PARAMS *wanted) {
+    (void)flags;
+    TRY(driver_ready());
+    if (!input || input->type != CU_DEV_RESOURCE_TYPE_SM || groups == 0 || !wanted)
+        return CUDA_ERROR_INVALID_VALUE;
+    unsigned left = input->sm.smCount;
+    for (unsigned i = 0; i < groups; i++) {
+        unsigned count = wanted[i].smCount ? wanted[i].smCount : left;
+        if (count == 0 || count % 2 != 0 || count > left)
+            return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+        wanted[i].smCount = count;
+        left -= count;
+        if (result)
+            result[i] = part(input, count);
+    }
+    if (remainder)
+        *remainder = part(input, left);
+    return CUDA_SUCCESS;
+}

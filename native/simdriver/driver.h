@@ -38,6 +38,8 @@ uint64_t device_duration(uint32_t card, uint64_t duration_ns);
 uint32_t device_memory(uint32_t card);
 /* CUDA_ERROR_UNKNOWN for a card that has fallen off the bus: CUDA has no better error. */
 static inline CUresult card_ready(uint32_t card) { return node_card_lost(card) ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS; }
+/* The CUDA version of which a program gets functions that asks for those of this one: no newer one than the node's. */
+int driver_version_of(int asked);
 uint32_t environment_number(const char *name, uint32_t otherwise);
 /* ---- cuda_visible.c ---- */
 int visible_cards(const char *wish, const struct fenka_node *node, uint32_t *cards, uint32_t *marks);

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from fenka.hardware import host_tree
-from fenka.hardware.card_spec import DRIVER_VERSION, parse_spec
+from fenka.hardware.card_spec import parse_spec
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated_node import NATIVE, SimulatedNode
+from fenka.hardware.simulated_node import SimulatedNode
 from tests.hardware.test_go_nvml import NO_NETWORK
 
 MODULE = "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk@v1.20.0"
@@ -68,19 +68,18 @@ def test_specification_names_the_capabilities_of_two_cards(ctk: Path, tmp_path: 
                 pynvml.nvmlDeviceSetMigMode(card, 1)
                 gpu = pynvml.nvmlDeviceCreateGpuInstance(card, profile)
                 pynvml.nvmlGpuInstanceCreateComputeInstance(gpu, compute)
-        devices = _generate(ctk, node, tree, tmp_path / "lib")
+        devices = _generate(ctk, node, tree)
     finally:
         node.stop()
     assert devices["0:0"] == ["nvidia0", "nvidia-cap21", "nvidia-cap22"]
     assert devices["1:0"] == ["nvidia1", "nvidia-cap255", "nvidia-cap256"]
 
 
-def _generate(ctk: Path, node: SimulatedNode, tree: Path, library: Path) -> dict[str, list[str]]:
+def _generate(ctk: Path, node: SimulatedNode, tree: Path) -> dict[str, list[str]]:
     """Return the device nodes of each device of the specification."""
-    library.mkdir()
-    for name in ("libcuda.so", "libnvidia-ml.so"):
-        shutil.copy(NATIVE / f"{name}.1", library / f"{name}.{DRIVER_VERSION}")
-    command = f"{ctk} cdi generate --mode nvml --dev-root {tree} --library-search-path {library}"
+    command = (
+        f"{ctk} cdi generate --mode nvml --dev-root {tree} --library-search-path {node.library_dir}"
+    )
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", f"mount --bind {tree}/proc/driver /proc/driver && {command}"],
         env={

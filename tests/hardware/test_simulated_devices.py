@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fenka.hardware.card_spec import DRIVER_VERSION
 from fenka.hardware.nvml import Driver
 from tests.hardware.client import MakeClient, MakeNode
 
@@ -197,3 +198,33 @@ def test_library_outside_a_node_uses_the_environment(make_node: MakeNode) -> Non
     assert say(FENKA_SIMULATED_NODE=str(node.directory)) == "0\n"
     if not Path("/run/fenka/simulated").exists():
         assert say() == "802\n"  # CUDA_ERROR_SYSTEM_NOT_READY
+
+
+def test_older_cuda_version_has_no_newer_functions(make_node: MakeNode, tmp_path: Path) -> None:
+    """cuGetProcAddress offers of a node with 12.4 what a driver of 12.4 offers."""
+    file = tmp_path / "cards.toml"
+    file.write_text('version = 1\ncuda_version = "12.4"\n[[card]]\nmodel = "T4"\n')
+    node = make_node(str(file))
+    program = """
+import ctypes, sys
+driver = ctypes.CDLL(sys.argv[1])
+def found(name):
+    pointer, status = ctypes.c_void_p(), ctypes.c_int()
+    driver.cuGetProcAddress_v2(name, ctypes.byref(pointer), 13050, ctypes.c_uint64(0), ctypes.byref(status))
+    return bool(pointer.value)
+print(found(b"cuGreenCtxCreate"), found(b"cuMemGetDefaultMemPool"), found(b"cuProfilerStart"))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(node.library_dir / "libcuda.so")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["True", "False", "True"]
+
+
+def test_libraries_have_all_names_of_a_real_driver(make_node: MakeNode) -> None:
+    """With the version as NVIDIA's tools look for it, and without one as linkers do."""
+    names = {path.name for path in make_node("T4").library_dir.iterdir()}
+    for library in ("libcuda.so", "libnvidia-ml.so"):
+        assert {library, f"{library}.1", f"{library}.{DRIVER_VERSION}"} <= names

@@ -207,3 +207,12 @@ def test_program_gets_errors_when_the_card_server_is_gone(
     node.start()
     assert client.do("code(d.cuMemAlloc(1 << 20))") == not_ready
     assert make_client().enter().free_bytes() == T4_BYTES
+
+
+def test_managed_allocation_is_refused_when_it_would_take_half_of_the_machine(
+    make_client: MakeClient,
+) -> None:
+    """The sentence says what to do; an allocation within the bound is made."""
+    client = make_client(FENKA_SIMULATED_MANAGED_MIB="64").enter()
+    assert client.do("code(d.cuMemAllocManaged(65 << 20, 1))") == 2
+    assert client.do("code(d.cuMemAllocManaged(64 << 20, 1))") == 0

@@ -1,12 +1,15 @@
 """What a user may say a simulated node has."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.hardware.card_spec import MAX_CARDS, MODELS, BadSpec, parse_spec
+from fenka.hardware.card_spec import CUDA_NEWEST, MAX_CARDS, MODELS, BadSpec, parse_spec
+from fenka.hardware.simulated_node import NATIVE
 
 
 @pytest.mark.parametrize(
@@ -144,3 +147,30 @@ def test_any_text_is_cards_or_a_sentence(text: str) -> None:
     except BadSpec:
         return
     assert 1 <= len(cards) <= MAX_CARDS
+
+
+def test_cuda_version_is_refused_when_the_simulated_driver_lacks_its_functions(
+    tmp_path: Path,
+) -> None:
+    """The newest one is that of the headers, which the driver reports where there is no node."""
+    file = tmp_path / "cards.toml"
+    file.write_text('version = 1\ncuda_version = "13.6"\n[[card]]\nmodel = "T4"\n')
+    with pytest.raises(
+        BadSpec, match=r'up to 13\.5: write cuda_version = "13\.5" or an earlier one'
+    ):
+        parse_spec(str(file))
+    major, minor = CUDA_NEWEST
+    program = (
+        "import ctypes, sys; version = ctypes.c_int(); driver = ctypes.CDLL(sys.argv[1]); "
+        "driver.cuDriverGetVersion(ctypes.byref(version)); print(version.value)"
+    )
+    library = tmp_path / "libcuda.so.1"
+    library.write_bytes((NATIVE / library.name).read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(library)],
+        env={"FENKA_SIMULATED_NODE": str(tmp_path / "none")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) == major * 1000 + minor * 10

@@ -30,6 +30,8 @@ MAX_CARDS = 16
 
 DRIVER_VERSION = "550.163.01"
 CUDA_VERSION = "12.4"
+CUDA_NEWEST = (13, 5)
+"""Version of the headers that the simulated driver is built with: it has no newer functions."""
 MAX_MEMORY_MIB = 1 << 24
 Topology = Literal["flat", "nvswitch", "bridges", "sockets"]
 """How the cards of a node are connected. flat: all below one host bridge. The others have two sockets:
@@ -388,6 +390,12 @@ def _from_file(path: Path) -> list[SimulatedCard]:
         raise BadSpec(f"cannot read {path}: {error.strerror}") from None
     except (documents.InvalidDocument, msgspec.MsgspecError, ValueError) as error:
         raise BadSpec(f"{path}: {error}") from None
+    if tuple(map(int, file.cuda_version.split("."))) > CUDA_NEWEST:
+        newest = ".".join(map(str, CUDA_NEWEST))
+        raise BadSpec(
+            f"{path}: the simulated driver has the functions of CUDA up to {newest}: "
+            f'write cuda_version = "{newest}" or an earlier one'
+        )
     cards: list[SimulatedCard] = []
     for entry in file.card:
         if entry.uuid is not None and entry.count > 1:

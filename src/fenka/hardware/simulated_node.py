@@ -290,8 +290,7 @@ class SimulatedNode:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "lib").mkdir(exist_ok=True)
-            for name in _LIBRARIES:
-                _link(directory / "lib" / name, native / name)
+            _link_libraries(directory / "lib", native, spec[0].driver_version)
             write_state(directory, spec)
         except OSError as error:
             raise NodeError(
@@ -539,6 +538,21 @@ def _end(pid: int, connection: socket.socket) -> None:
         except TimeoutError:
             continue
     raise NodeError(f"process {pid}, the card server, does not end")
+
+
+def _link_libraries(folder: Path, native: Path, version: str) -> None:
+    """Link the libraries under all names of a real driver's: for loaders, linkers and NVIDIA's tools."""
+    names = {
+        library.removesuffix("1") + suffix if suffix else library.removesuffix(".1"): library
+        for library in _LIBRARIES
+        for suffix in ("", "1", version)
+    }
+    for name, library in names.items():
+        _link(folder / name, native / library)
+    for library in _LIBRARIES:
+        for link in folder.glob(library.removesuffix("1") + "*"):
+            if link.is_symlink() and link.name not in names:
+                link.unlink()  # of another version
 
 
 def _link(link: Path, target: Path) -> None:

@@ -61,6 +61,9 @@ CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
     return cuStreamGetCaptureInfo_v3(stream, status, NULL, NULL, NULL, NULL, NULL);
 }
 
+/* Captured dependencies are all plain. Programs read as many entries as there are dependencies. */
+static const CUgraphEdgeData plain[1024];
+
 CUresult cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
                                    const CUgraphNode **needs, const CUgraphEdgeData **edges, size_t *count) {
     CUcontext context;
@@ -72,9 +75,13 @@ CUresult cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus *statu
     TRY(capture_info(context, stream, &info));
     *status = info.status;
     if (edges)
-        *edges = NULL; /* all are plain */
+        *edges = NULL;
     if (info.status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
         return CUDA_SUCCESS;
+    if (edges && info.tips.count > sizeof plain / sizeof *plain)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (edges)
+        *edges = plain;
     if (id)
         *id = info.id;
     if (graph)

@@ -79,6 +79,30 @@ nvmlReturn_t nvmlDeviceGetHandleByUUIDV(const nvmlUUID_t *uuid, nvmlDevice_t *de
     return NVML_ERROR_NOT_FOUND;
 }
 
+/* The cards' places on the board that carries them. */
+NVML_GETTER(nvmlDeviceGetModuleId, unsigned int, index)
+
+/* No card shares its memory with the host's. */
+nvmlReturn_t nvmlDeviceGetCapabilities(nvmlDevice_t device, nvmlDeviceCapabilities_t *capabilities) {
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!capabilities)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (capabilities->version != nvmlDeviceCapabilities_v1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    capabilities->capMask = 0;
+    return NVML_SUCCESS;
+}
+
+/* Chassis of S-class systems, which are not made any more. */
+nvmlReturn_t nvmlUnitGetCount(unsigned int *count) {
+    TRY(nvml_ready());
+    if (!count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *count = 0;
+    return NVML_SUCCESS;
+}
+
 /* A number of the card's own, as of its factory: here the first digits of its UUID. */
 nvmlReturn_t nvmlDeviceGetPdi(nvmlDevice_t device, nvmlPdi_t *pdi) {
     uint32_t card;

@@ -148,8 +148,12 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t one, nvmlDevice_t other, nvmlGp
     uint32_t first, second;
     TRY(nvml_card(one, &first));
     TRY(nvml_card(other, &second));
-    if (!status || first == second || (unsigned)what >= NVML_P2P_CAPS_INDEX_UNKNOWN)
+    if (!status || first == second || (unsigned)what > NVML_P2P_CAPS_INDEX_UNKNOWN)
         return NVML_ERROR_INVALID_ARGUMENT;
+    if (what == NVML_P2P_CAPS_INDEX_UNKNOWN) {
+        *status = NVML_P2P_STATUS_UNKNOWN;
+        return NVML_SUCCESS;
+    }
     bool by_link = what == NVML_P2P_CAPS_INDEX_NVLINK || what == NVML_P2P_CAPS_INDEX_ATOMICS;
     *status = !by_link || linked(first, second) ? NVML_P2P_STATUS_OK : NVML_P2P_STATUS_NOT_SUPPORTED;
     return NVML_SUCCESS;

@@ -164,6 +164,24 @@ def test_stream_that_was_joined_may_be_destroyed_before_the_end_of_a_capture(
     assert program.do("code(d.cuStreamEndCapture(s))") == 0
 
 
+def test_captured_dependency_has_edge_data(program: Client) -> None:
+    """The array has an entry for each dependency; a program that reads it does not end."""
+    program.do("ok(d.cuStreamBeginCapture(s, d.CUstreamCaptureMode(2)))", "0")
+    program.do("ok(d.cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, s, 0, 0))", "0")
+    program.do(
+        "status, count = ctypes.c_int(), ctypes.c_size_t()", "edges = ctypes.c_void_p()", "0"
+    )
+    program.do(
+        "lib.cuStreamGetCaptureInfo_v3(ctypes.c_void_p(int(s)), ctypes.byref(status), None, None, None,"
+        " ctypes.byref(edges), ctypes.byref(count))",
+        "0",
+    )
+    assert program.do("[count.value, ctypes.string_at(edges.value, 8 * count.value).hex()]") == [
+        1,
+        "00" * 8,
+    ]
+
+
 def test_capture_ends_with_the_context_of_its_stream(program: Client) -> None:
     """Calls in another context are not refused for a capture that nobody can end."""
     program.do("other = ok(d.cuCtxCreate(0, 0))", "t = ok(d.cuStreamCreate(1))", "0")

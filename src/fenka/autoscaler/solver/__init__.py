@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 
 from fenka.core.nodes.plan import Solver
+from fenka.installation import how_to_add_extra
 
 
 def available_solver(report: Callable[[str], None]) -> Solver | None:
@@ -17,7 +18,7 @@ def available_solver(report: Callable[[str], None]) -> Solver | None:
             raise
         report(
             f"{why.name} is not installed, so the plan may not be the best: "
-            "install fenka[autoscaler]"
+            f"{how_to_add_extra('autoscaler')}"
         )
         return None
     return improve

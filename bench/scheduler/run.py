@@ -31,6 +31,7 @@ from fenka.cluster.objects import Pod
 from fenka.cluster.pending_queue import PendingQueue
 from fenka.cluster.placement import PodEvaluator
 from fenka.cluster.pod_columns import ColumnarPodEvaluator
+from fenka.cluster.pod_groups import GangPods
 from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
@@ -71,7 +72,7 @@ class Program:
     def __post_init__(self) -> None:
         self.names = [node.metadata.name for node in self.state.nodes()]
         self.queue = QueueController(queue_state(self.state))
-        members = GangMembers(self.state, lambda: self.pods, dict)
+        members = GangMembers(self.state, lambda: GangPods(self.pods.values()), dict)
         gangs = GangScheduler(members, self.state, "binpack", time.monotonic)
         self.extender = Extender(
             lambda: self.pods,

@@ -18,6 +18,7 @@ from fenka.cluster.gang_placement import GangMembers, GangScheduler
 from fenka.cluster.objects import Node, ObjectMeta, Pod, node_path
 from fenka.cluster.placement import PodEvaluator
 from fenka.cluster.pod_columns import LiveColumns
+from fenka.cluster.pod_groups import GangPods
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
@@ -106,7 +107,7 @@ async def scheduler(api: Api, namespace: str) -> dict[str, str]:
         errors[step] = election.last_error or ""
     errors |= await events(api, namespace)
     # The binder reads a pod that the watch has not delivered yet.
-    gangs = GangScheduler(GangMembers(state, dict, dict), state, POLICY, time.monotonic)
+    gangs = GangScheduler(GangMembers(state, GangPods, dict), state, POLICY, time.monotonic)
     barrier = GangBarrier(gangs)
     binder = Binder(api, state, evaluator.placements, gangs, barrier, PermanentLeader(), dict)
     for pod in cluster.pods.objects.values():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fenka.cluster.gang_placement import GangMembers
 from fenka.cluster.objects import Pod, SchedulingGate
-from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS, PodGang
+from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS, GangPods, PodGang
 from fenka.cluster.state import ClusterState
 from fenka.dialects import gpu_manager
 from fenka.dialects.base import NVIDIA_GPU, InvalidRecord
@@ -31,7 +31,7 @@ def deleted(pod: Pod) -> Pod:
 def among(*pods: Pod, node: str = "") -> GangMembers:
     """Return the members of gangs among these pods. node: a node that shares cards."""
     state = ClusterState([a_node(node, T4_MIB)] if node else [])
-    return GangMembers(state, lambda: {it.metadata.uid: it for it in pods}, dict)
+    return GangMembers(state, lambda: GangPods(pods), dict)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_whole_cards_are_placed_only_when_a_sharing_node_gives_them(
     pod = member("p", 0)
     pod.spec.containers[0].resources.limits = {NVIDIA_GPU: "1"}
     state = ClusterState([a_node(node, T4_MIB, labels=label)] if node else [])
-    assert GangMembers(state, dict, dict).requests_cards(pod) is expected
+    assert GangMembers(state, GangPods, dict).requests_cards(pod) is expected
 
 
 def test_member_is_invalid_when_two_of_its_containers_request_cards() -> None:

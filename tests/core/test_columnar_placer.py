@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fenka.core.columnar_placer import ColumnarPlacer
+from fenka.core.columnar_placer import ColumnarPlacer, count_reasons
 from fenka.core.columns import Columns
 from fenka.core.gangs import NO_LIMITS, PlacementLimits, Placer, PlainPlacer, place_all
 from fenka.core.inventory import Card, DeviceId, Node
@@ -252,16 +252,73 @@ def test_state_is_restored_when_a_look_into_the_past_fails() -> None:
     """The look is a context, whose body may raise."""
     placer = ColumnarPlacer(Columns([B]))
     placer.add(placement(piece(0, 100, name="b"), name="b"))
+    state = placer.state
 
     def look() -> None:
-        with placer.as_of(0) as columns:
+        with placer.as_of(None) as columns:
             assert columns.card_usage("b", device(0, "b")) == NO_USAGE
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         look()
     assert placer.card_usage("b", device(0, "b")) == CardUsage(100, 0, 1, 0)
-    assert placer.change == 1
+    assert placer.state is state
+
+
+class CountedColumns(Columns):
+    """Columns that count their changes."""
+
+    changes = 0
+
+    def add(self, *placements: Placement) -> None:
+        """Allocate placements."""
+        self.changes += len(placements)
+        super().add(*placements)
+
+    def remove(self, *placements: Placement) -> None:
+        """Release placements."""
+        self.changes += len(placements)
+        super().remove(*placements)
+
+
+def test_reasons_cost_no_change_of_other_gangs_when_many_were_rejected() -> None:
+    """Tenants choose how many gangs wait, and anybody reads why: that must not cost gangs times gangs."""
+    columns = CountedColumns([A, B])
+    placer = ColumnarPlacer(columns)
+    rejected = [place_all(placer, [units(4)] * 2 + [units(14)] * 3, "binpack") for _ in range(50)]
+    before = columns.changes
+    sentences = {why.sentence() for why in rejected if isinstance(why, Unschedulable)}
+    assert sentences == {"0/3 GPUs fit: 3 too little memory; 4 of the gang's 5 would fit together"}
+    # Each goes to the members that it had tried before, and back: 4 of them, 2 by order, and none by others.
+    assert columns.changes - before <= 50 * 2 * 4
+
+
+def test_reasons_are_those_of_the_time_of_rejection_when_they_are_counted_together() -> None:
+    """One walk from the last state to the first finds what each rejection has found by itself."""
+
+    def rejections(placer: ColumnarPlacer) -> list[Unschedulable]:
+        found: list[Unschedulable] = []
+        for number in range(3):
+            for verdict in (
+                placer.place(units(14 - number), "binpack", among("a")),
+                place_all(placer, [units(5)] * 7, "binpack"),
+            ):
+                assert isinstance(verdict, Unschedulable)
+                found.append(verdict)
+            placer.add(placement(piece(number % 2, 100 + number)))
+        return found
+
+    first = placement(piece(0, 9_000)), placement(piece(1, 4_000))
+    made = [ColumnarPlacer(Columns([A, B])) for _ in range(2)]
+    for placer in made:
+        placer.add(first[0])
+        placer.add(first[1])
+    alone, together = map(rejections, made)
+    steps = sum(1 for _ in count_reasons(together))
+    assert steps == len(together) == 6
+    assert sum(1 for _ in count_reasons(together)) == 0
+    assert [why.sentence() for why in together] == [why.sentence() for why in alone]
+    assert [why.rejections for why in together] == [why.rejections for why in alone]
 
 
 @both

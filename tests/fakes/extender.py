@@ -8,7 +8,7 @@ import msgspec
 from fenka.cluster.gang_placement import GangMembers, GangScheduler
 from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.pod_groups import PodGroup
+from fenka.cluster.pod_groups import GangPods, PodGroup
 from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
@@ -42,7 +42,7 @@ class ExtenderHarness:
         self.woken: list[str] = []
         self.names = [it["metadata"]["name"] for it in nodes]
         self.state = ClusterState(msgspec.convert(it, Node) for it in nodes)
-        members = GangMembers(self.state, lambda: self.pods, lambda: self.groups)
+        members = GangMembers(self.state, lambda: GangPods(self.pods.values()), lambda: self.groups)
         self.gangs = GangScheduler(members, self.state, "binpack", lambda: self.now)
         self.barrier = GangBarrier(self.gangs)
         self.queue = QueueController(

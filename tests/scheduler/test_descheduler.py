@@ -7,6 +7,7 @@ import pytest
 
 from fenka.cluster.gang_placement import GangMembers, GangScheduler
 from fenka.cluster.objects import Pod
+from fenka.cluster.pod_groups import GangPods
 from fenka.cluster.state import ClusterState
 from fenka.dialects import lease_records
 from fenka.dialects.lease_records import LeaseReport, Refusal
@@ -45,7 +46,7 @@ async def look(
         text = lease_records.encode_report(LeaseReport(refused={"u": Refusal(SENTENCE, movable)}))
         world = ClusterState([a_node("n", T4_MIB, annotations={lease_records.REPORT: text})], [pod])
         told = Told()
-        gangs = GangScheduler(GangMembers(world, dict, dict), world, "binpack", Clock())
+        gangs = GangScheduler(GangMembers(world, GangPods, dict), world, "binpack", Clock())
         descheduler = Descheduler(api, world, lambda: {"u": pod}, gangs, told, lambda: True)
         await descheduler.evict_refused()
         await descheduler.evict_refused()

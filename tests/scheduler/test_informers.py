@@ -13,11 +13,11 @@ async def test_gang_pods_are_those_with_a_gang_when_pods_come_change_and_go() ->
         members = [put_pod(server, f"m{i}", 4, labels=gang_labels("g", 2)) for i in range(2)]
         uids = [pod["metadata"]["uid"] for pod in members]
         await until(lambda: one.knows(single, *members))
-        assert set(known.gang_pods) == set(uids)
+        assert set(known.gang_pods.by_uid) == set(uids)
         server.put("pods", pod_json("m0", 4, uid=uids[0]))
         server.remove("pods", "m1", "default")
-        await until(lambda: not known.gang_pods)
+        await until(lambda: not known.gang_pods.by_gang)
         server.put("pods", members[0])
-        await until(lambda: bool(known.gang_pods))
+        await until(lambda: bool(known.gang_pods.by_gang))
         await one.replica.informers.relist()
-        assert set(known.gang_pods) == {uids[0]}
+        assert set(known.gang_pods.by_uid) == {uids[0]}

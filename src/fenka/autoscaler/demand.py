@@ -6,7 +6,7 @@ A rule that a case cannot express must not cause a purchase: its pod is left out
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import msgspec
 from msgspec import structs
@@ -22,7 +22,7 @@ from fenka.cluster.gang_placement import GangMembers
 from fenka.cluster.node_admission import ineligibility_reasons
 from fenka.cluster.objects import Condition, Node, NodeStatus, ObjectMeta, Pod, seconds
 from fenka.cluster.pending_queue import is_open
-from fenka.cluster.pod_groups import PodGang, gang_proximity, group_key, group_name
+from fenka.cluster.pod_groups import GangPods, PodGang, gang_proximity, group_key, group_name
 from fenka.cluster.queue_snapshot import time_limit_s
 from fenka.core.errors import FenkaError, InvalidCase
 from fenka.core.inventory import Toleration
@@ -273,7 +273,8 @@ class _Members(GangMembers):
     """Those of one moment: of pods that request alike, one is looked at."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        super().__init__(snapshot.state, lambda: snapshot.pods, lambda: snapshot.groups)
+        pods = cache(lambda: GangPods(snapshot.pods.values()))
+        super().__init__(snapshot.state, pods, lambda: snapshot.groups)
         self._requesting: dict[object, bool] = {}
 
     def requests_cards(self, pod: Pod) -> bool:

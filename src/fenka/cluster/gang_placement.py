@@ -11,12 +11,14 @@ Which pods a gang consists of, and how many of them lack a card.
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from fenka.cluster.mappings import RecentDict
 from fenka.cluster.node_admission import admits, excluded_nodes, exclusion, ineligibility_reasons
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_columns import LiveColumns
 from fenka.cluster.pod_groups import (
+    GangPods,
     PodGang,
     PodGroup,
     gang_proximity,
@@ -62,12 +64,12 @@ class GangMembers:
     def __init__(
         self,
         cluster: ClusterState,
-        pods: Callable[[], Mapping[str, Pod]],
+        pods: Callable[[], GangPods],
         groups: Callable[[], Mapping[str, PodGroup]],
     ) -> None:
         """Args:
         cluster: the nodes.
-        pods: returns all pods that name a gang, by UID.
+        pods: returns all pods that name a gang.
         groups: returns all PodGroups, by namespace/name.
         """
         self._cluster, self._pods, self._groups = cluster, pods, groups
@@ -109,26 +111,29 @@ class GangMembers:
 
     def of(self, key: str) -> list[Pod]:
         """Return all pods of a gang, with those that request no card."""
-        return [pod for pod in self._pods().values() if group_key(pod) == key]
+        return list(self._pods().by_gang.get(key, {}).values())
 
     def exist(self, uids: Iterable[str]) -> bool:
         """Return whether all these pods exist."""
-        pods = self._pods()
+        pods = self._pods().by_uid
         return all(uid in pods for uid in uids)
 
     def names(self, uids: Iterable[str]) -> list[str]:
         """Return the names of those of these pods that exist, sorted."""
-        pods = self._pods()
+        pods = self._pods().by_uid
         return sorted(pods[uid].metadata.name for uid in uids if uid in pods)
 
-    def by_gang(self) -> dict[PodGang, list[Pod]]:
-        """Return all pods of each gang whose size can be read."""
-        by_key: dict[str, list[Pod]] = {}
-        for pod in self._pods().values():
-            if (key := group_key(pod)) is not None:
-                by_key.setdefault(key, []).append(pod)
+    def keys_of(self, uids: Iterable[str]) -> Iterable[str]:
+        """Return the keys of the gangs of those of these pods that exist, each once."""
+        pods = self._pods().by_uid
+        keys = (group_key(pods[uid]) for uid in uids if uid in pods)
+        return dict.fromkeys(key for key in keys if key is not None)
+
+    def by_gang(self, keys: Iterable[str] | None = None) -> dict[PodGang, list[Pod]]:
+        """Return all pods of each gang whose size can be read. keys: of these gangs, None for all."""
         gangs = {}
-        for pods in by_key.values():
+        for key in list(self._pods().by_gang) if keys is None else keys:
+            pods = self.of(key)
             gang = next(filter(None, map(self.gang_or_none, reversed(pods))), None)
             if gang is not None:
                 gangs[gang] = pods
@@ -182,6 +187,10 @@ over plain HTTP may be anybody, and kube-scheduler asks again."""
 MAX_BACKOFF_S = 600.0
 """A gang that does not use its reservation gets the next one after a pause that doubles, up to this: it must
 not hold cards indefinitely."""
+
+MAX_LOOKED_AT = 512
+"""Members of which is computed at a time whether their gang has become ready: the others have their turn
+later."""
 
 INCOMPLETE_TTL_S = 60.0
 """A gang that has lost members may run without them for this long before all of it is restarted."""
@@ -345,13 +354,15 @@ class GangScheduler:
         does not retry a pod when another one is created, unless its feature gate GenericWorkload is on.
         """
         pods: list[Pod] = []
-        for gang, members in self._members.by_gang().items() if self._told else ():
-            if any(member.metadata.uid in self._told for member in members):
-                status = self._members.status(gang, members)
-                unplaced = self._members.unplaced(status)
-                reason = _why_not_ready(gang, status, len(unplaced))
-                told = ((pod, self._told.get(pod.metadata.uid, reason)) for pod in unplaced)
-                pods += [pod for pod, sentence in told if sentence != reason]
+        looked_at = list(islice(self._told, MAX_LOOKED_AT))
+        for uid in looked_at:
+            self._told.move_to_end(uid)
+        for gang, members in self._members.by_gang(self._members.keys_of(looked_at)).items():
+            status = self._members.status(gang, members)
+            unplaced = self._members.unplaced(status)
+            reason = _why_not_ready(gang, status, len(unplaced))
+            told = ((pod, self._told.get(pod.metadata.uid, reason)) for pod in unplaced)
+            pods += [pod for pod, sentence in told if sentence != reason]
         for pod in pods[:limit]:
             self._told.pop(pod.metadata.uid)
         return pods[:limit]

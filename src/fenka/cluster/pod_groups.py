@@ -96,6 +96,46 @@ def group_key(pod: Pod) -> str | None:
     return f"{pod.metadata.namespace}/{name}" if name else None
 
 
+class GangPods:
+    """The pods that name a gang.
+
+    Attributes:
+        by_uid: all of them.
+        by_gang: those of each gang, by its key and their UID.
+    """
+
+    def __init__(self, pods: Iterable[Pod] = ()) -> None:
+        self.by_uid: dict[str, Pod] = {}
+        self.by_gang: dict[str, dict[str, Pod]] = {}
+        self.replace(pods)
+
+    def replace(self, pods: Iterable[Pod]) -> None:
+        """Keep those of these pods alone."""
+        self.by_uid.clear()
+        self.by_gang.clear()
+        for pod in pods:
+            self.set(pod)
+
+    def set(self, pod: Pod) -> None:
+        """Keep a pod as it is now, if it names a gang."""
+        uid, key = pod.metadata.uid, group_key(pod)
+        known = self.by_uid.get(uid)
+        if known is not None and group_key(known) != key:
+            self.forget(uid)
+        if key is not None:
+            self.by_uid[uid] = pod
+            self.by_gang.setdefault(key, {})[uid] = pod
+
+    def forget(self, uid: str) -> None:
+        """Forget a pod."""
+        pod = self.by_uid.pop(uid, None)
+        key = None if pod is None else group_key(pod)
+        if key is not None:
+            del self.by_gang[key][uid]
+            if not self.by_gang[key]:
+                del self.by_gang[key]
+
+
 def pod_group(pod: Pod, groups: Mapping[str, PodGroup]) -> PodGang | None:
     """Return the gang that a pod is in, None if it is in none.
 

@@ -16,21 +16,39 @@ from fenka.core.request import NEVER, Placement, Request
 from fenka.core.usage import CardUsage
 
 
+class _State:
+    """A state of a placer: one change more than in the state before it.
+
+    Attributes:
+        before: the state before it; None for the one in which nothing had changed.
+        number: how many changes lead to it.
+        placement: what was changed.
+        added: whether it was allocated; otherwise it was released.
+    """
+
+    __slots__ = ("added", "before", "number", "placement")
+
+    def __init__(self, before: "_State | None", placement: Placement, *, added: bool) -> None:
+        self.before, self.placement, self.added = before, placement, added
+        self.number: int = 1 if before is None else before.number + 1
+
+
 class ColumnarPlacer:
     """Decides as `PlainPlacer` does, over columns of its own.
 
-    Reasons are computed when they are read: few of many rejections are ever shown. For that the placer
-    remembers its changes, and goes back to the one after which it rejected.
+    Reasons are computed when they are read: few of many rejections are ever shown. For that each state of the
+    placer remembers the one that it was made of, and the placer goes back to the one in which it rejected.
     """
 
     def __init__(self, columns: Columns) -> None:
         """columns: they belong to the placer from now on."""
         self._columns = columns
-        self._changes: list[tuple[Placement, bool]] = []
+        self._state: _State | None = None
+        """The last state; None while nothing has changed."""
         self._masks: dict[frozenset[str], Bools] = {}
         """By reserved cards, or by eligible nodes."""
-        self._frontiers: dict[PlacementLimits, tuple[int, list[list[int]]]] = {}
-        """With the number of changes when it was computed."""
+        self._frontiers: dict[PlacementLimits, tuple[_State | None, list[list[int]]]] = {}
+        """With the state in which it was computed."""
         self._most_on: list[int] = []
         """The memory that some node has free on one card, on each of two cards, and so on."""
 
@@ -105,12 +123,17 @@ class ColumnarPlacer:
     def add(self, placement: Placement) -> None:
         """Allocate a placement."""
         self._columns.add(placement)
-        self._changes.append((placement, True))
+        self._state = _State(self._state, placement, added=True)
 
     def remove(self, placement: Placement) -> None:
         """Release a placement."""
         self._columns.remove(placement)
-        self._changes.append((placement, False))
+        last = self._state
+        if last is not None and last.added and last.placement == placement:
+            # It was only tried. No later state is one change further from the first because of it.
+            self._state = last.before
+        else:
+            self._state = _State(last, placement, added=False)
         self._frontiers.clear()
         self._most_on.clear()
 
@@ -123,21 +146,31 @@ class ColumnarPlacer:
         return self._node(self._columns.slot(name))
 
     @property
-    def change(self) -> int:
-        """Return the number of changes up to now."""
-        return len(self._changes)
+    def state(self) -> "_State | None":
+        """Return the state that the columns are in."""
+        return self._state
 
     @contextmanager
-    def as_of(self, change: int) -> Iterator[Columns]:
-        """Go back to the state after this number of changes, and forward again."""
-        undone = self._changes[change:]
-        for placement, added in reversed(undone):
-            (self._columns.remove if added else self._columns.add)(placement)
+    def as_of(self, state: "_State | None") -> Iterator[Columns]:
+        """Go back to a state, and forward again."""
+        last = self._state
+        self.go_to(state)
         try:
             yield self._columns
         finally:
-            for placement, added in undone:
-                (self._columns.add if added else self._columns.remove)(placement)
+            self.go_to(last)
+
+    def go_to(self, state: "_State | None") -> None:
+        """Change the columns to what they were in a state, by the changes that lie between."""
+        for placement, added in _path(self._state, state):
+            (self._columns.add if added else self._columns.remove)(placement)
+        self._state = state
+
+    def twin(self) -> "ColumnarPlacer":
+        """Return another placer in the same state, which changes by itself."""
+        twin = ColumnarPlacer(self._columns.copy())
+        twin._state, twin._masks = self._state, self._masks
+        return twin
 
     def reserved_mask(self, devices: frozenset[DeviceId]) -> Bools | None:
         """Return an array that is True for these cards, None for none."""
@@ -178,8 +211,8 @@ class ColumnarPlacer:
         known = self._frontiers.get(limits)
         if known is not None and not self._below(known[1], request):
             return False
-        if known is None or known[0] != self.change:
-            known = self.change, self._frontier(limits)
+        if known is None or known[0] is not self._state:
+            known = self._state, self._frontier(limits)
             self._frontiers[limits] = known
         return self._below(known[1], request)
 
@@ -238,14 +271,16 @@ class _Rejected(Unschedulable):
     ) -> None:
         super().__init__()
         self._placer, self._requests, self._policy = placer, requests, policy
-        self._limits, self._change = limits, placer.change
+        self._limits, self._state = limits, placer.state
+        self._counts: Counter[ReasonCode] | None = None
+        """How many cards have which reason, once that is counted."""
 
     @property
     def rejections(self) -> tuple[NodeRejection, ...]:
         """Return one for each node, by name."""
         reserved, among = self._limits
         rejections = []
-        with self._placer.as_of(self._change) as columns:
+        with self._placer.as_of(self._state) as columns:
             slots = np.flatnonzero(self._placer.among_mask(among))
             for slot in slots[columns.ranks()[slots].argsort()].tolist():
                 node = columns.nodes[slot]
@@ -258,9 +293,59 @@ class _Rejected(Unschedulable):
 
     def counts(self) -> Counter[ReasonCode]:
         """Return how many cards have which reason."""
+        if self._counts is None:
+            with self._placer.as_of(self._state):
+                self._counts = self._count_on(self._placer)
+        return self._counts
+
+    @property
+    def placer(self) -> ColumnarPlacer | None:
+        """Return the placer that has to be asked for the reasons; None if they are counted."""
+        return self._placer if self._counts is None else None
+
+    def count_on(self, twin: ColumnarPlacer) -> None:
+        """Count the reasons with a twin of the placer, which stays in the state of the rejection."""
+        twin.go_to(self._state)
+        self._counts = self._count_on(twin)
+
+    def _count_on(self, placer: ColumnarPlacer) -> Counter[ReasonCode]:
         reserved, among = self._limits
-        slots = np.flatnonzero(self._placer.among_mask(among))
-        with self._placer.as_of(self._change):
-            judgement = self._placer.judge_together(self._requests, self._policy, reserved)
-            codes, _ = judgement.codes(slots)
+        slots = np.flatnonzero(placer.among_mask(among))
+        codes, _ = placer.judge_together(self._requests, self._policy, reserved).codes(slots)
         return count_all(codes)
+
+
+def count_reasons(rejections: Sequence[Unschedulable]) -> Iterator[None]:
+    """Count the reasons of rejections in steps, so that their sentences cost nothing more.
+
+    A pass rejects in order. Its states are gone through once, from the last to the first, on a copy: in
+    between the placer may be used.
+
+    Args:
+        rejections: of one pass over a queue, in the order in which they were made.
+    """
+    known: ColumnarPlacer | None = None
+    twin: ColumnarPlacer | None = None
+    for rejection in reversed(rejections):
+        placer = rejection.placer if isinstance(rejection, _Rejected) else None
+        if placer is None:
+            continue
+        if twin is None or known is not placer:
+            known, twin = placer, placer.twin()
+        assert isinstance(rejection, _Rejected)
+        rejection.count_on(twin)
+        yield
+
+
+def _path(start: _State | None, end: _State | None) -> list[tuple[Placement, bool]]:
+    """Return the changes from one state to another; a change is a placement, and whether it is added."""
+    back, forth = list[tuple[Placement, bool]](), list[tuple[Placement, bool]]()
+    while start is not end:
+        if end is None or (start is not None and start.number >= end.number):
+            assert start is not None
+            back.append((start.placement, not start.added))
+            start = start.before
+        else:
+            forth.append((end.placement, end.added))
+            end = end.before
+    return back + forth[::-1]

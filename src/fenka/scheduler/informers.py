@@ -7,7 +7,7 @@ from typing import Any
 from fenka.cluster.compact import CompactNode, CompactPod
 from fenka.cluster.objects import ConfigMap, Node, Pod
 from fenka.cluster.pod_columns import LiveColumns
-from fenka.cluster.pod_groups import POD_GROUPS_PATH, PodGroup, group_name
+from fenka.cluster.pod_groups import POD_GROUPS_PATH, GangPods, PodGroup
 from fenka.cluster.pod_preemption import BUDGETS_PATH, PodDisruptionBudget
 from fenka.cluster.state import ClusterState
 from fenka.dialects.gpushare import node_of_config_map
@@ -22,7 +22,7 @@ class PodListener:
     """Passes pods on: to the cluster's state first, which the others read.
 
     Attributes:
-        gang_pods: the pods that name a gang, by UID.
+        gang_pods: the pods that name a gang, by UID and by gang.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class PodListener:
         reporter: EventReporter,
     ) -> None:
         self._cluster, self._live, self._queue, self._reporter = cluster, live, queue, reporter
-        self.gang_pods: dict[str, Pod] = {}
+        self.gang_pods = GangPods()
 
     def on_replace(self, objects: Sequence[Pod]) -> None:
         """Replace all pods."""
-        self.gang_pods = {pod.metadata.uid: pod for pod in objects if group_name(pod) is not None}
+        self.gang_pods.replace(objects)
         self._cluster.replace_pods(objects)
         self._queue.replace_pods(objects)
         for pod in objects:
@@ -45,10 +45,7 @@ class PodListener:
 
     def on_upsert(self, obj: Pod) -> None:
         """Set a pod."""
-        if group_name(obj) is not None:
-            self.gang_pods[obj.metadata.uid] = obj
-        else:
-            self.gang_pods.pop(obj.metadata.uid, None)
+        self.gang_pods.set(obj)
         self._cluster.set_pod(obj)
         self._live.follow()
         self._queue.set_pod(obj)
@@ -56,7 +53,7 @@ class PodListener:
 
     def on_delete(self, obj: Pod) -> None:
         """Remove a pod."""
-        self.gang_pods.pop(obj.metadata.uid, None)
+        self.gang_pods.forget(obj.metadata.uid)
         self._cluster.forget_pod(obj.metadata.uid)
         self._live.follow()
         self._queue.forget_pod(obj.metadata.uid)

@@ -9,6 +9,7 @@ from prometheus_client.core import Metric
 from fenka.cluster.objects import Pod, seconds
 from fenka.cluster.queue_snapshot import QueueEntry
 from fenka.cluster.state import ClusterState
+from fenka.core.columnar_placer import count_reasons
 from fenka.core.inventory import Card
 from fenka.core.reasons import main_reason
 from fenka.core.units import MIB
@@ -168,11 +169,11 @@ class SchedulerMetrics(ProgramMetrics):
         entries = self._queue.state.entries()
         if entries is self._counted:
             return
-        reasons = []
-        for entry in entries[:SHOWN]:
-            if entry.unschedulable is not None:
-                reasons.append(main_reason(entry.unschedulable.counts()))
-                yield
+        rejections = [
+            entry.unschedulable for entry in entries[:SHOWN] if entry.unschedulable is not None
+        ]
+        yield from count_reasons(rejections)
+        reasons = [main_reason(rejection.counts()) for rejection in rejections]
         self._counted, self._reasons = entries, reason_metric(reasons)
 
     def _positions(self) -> Iterator[Metric]:

@@ -23,6 +23,7 @@ from fenka import __version__
 from fenka.cluster.objects import Pod
 from fenka.cluster.placement import FilterResult
 from fenka.cluster.state import ClusterSnapshot, ClusterState
+from fenka.core.columnar_placer import count_reasons
 from fenka.core.errors import FenkaError
 from fenka.core.units import MIB
 from fenka.dialects import gpushare
@@ -37,7 +38,7 @@ from fenka.scheduler.queue_controller import QueueController
 from fenka.server.listener import LISTENER, ThrottledText
 from fenka.server.pod_spans import PodSpans, pod_attributes
 from fenka.server.probes import add_probes
-from fenka.views.cluster_queue import queue_rows
+from fenka.views.cluster_queue import queue_rows, unschedulable
 from fenka.views.node_rows import node_rows
 from fenka.views.unqueued_rows import unqueued_rows
 from fenka.views.workloads import QueueRow
@@ -85,16 +86,23 @@ MAX_ENTRIES = 2000
 def queue_text(
     state: ClusterState, queue: QueueController, pods: Callable[[], list[Pod]]
 ) -> Callable[[], Iterator[bytes]]:
-    """Return what yields the JSON of the queue's first entries, in parts.
+    """Return what yields the JSON of the queue's first entries, in parts. Some are empty.
 
     Pods that wait for something else than the queue come after them.
     """
-    return lambda: _array(
-        chain(
-            islice(queue_rows(queue.state.snapshot, state), MAX_ENTRIES),
-            islice(_unqueued_rows(state, queue, pods()), MAX_ENTRIES),
+
+    def parts() -> Iterator[bytes]:
+        snapshot = queue.state.snapshot
+        for _ in count_reasons(unschedulable(snapshot, MAX_ENTRIES)):
+            yield b""
+        yield from _array(
+            chain(
+                islice(queue_rows(snapshot, state), MAX_ENTRIES),
+                islice(_unqueued_rows(state, queue, pods()), MAX_ENTRIES),
+            )
         )
-    )
+
+    return parts
 
 
 def _unqueued_rows(

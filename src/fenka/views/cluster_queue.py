@@ -15,7 +15,9 @@ from fenka.cluster.queue_snapshot import QueueEntry, QueueSnapshot, SchedulerOpt
 from fenka.cluster.queue_state import UsageAccounting, entry_id
 from fenka.cluster.state import ClusterSnapshot, ClusterState
 from fenka.core.backfill import complete
+from fenka.core.columnar_placer import count_reasons
 from fenka.core.inventory import card_of
+from fenka.core.reasons import Unschedulable
 from fenka.views.unqueued_rows import is_present, requested, unqueued_rows
 from fenka.views.workloads import QueueRow
 
@@ -39,6 +41,8 @@ def cluster_queue(
         entry_id(pod): refused[pod.metadata.uid] for pod in pods if pod.metadata.uid in refused
     }
     queue, scheduled = schedule_queue(snapshot, options, now, paused)
+    for _ in count_reasons(unschedulable(scheduled, len(scheduled.entries))):
+        pass
     below = unqueued_rows(pods, scheduled, snapshot.state, queue.has_nodes, paused, now)
     return [*queue_rows(scheduled, snapshot.state), *below]
 
@@ -78,6 +82,12 @@ def schedule_queue(
     )
     pods = [pod for pod in snapshot.pods if entry_id(pod) not in paused]
     return queue, complete(queue.schedule(pods, now))
+
+
+def unschedulable(scheduled: QueueSnapshot, most: int) -> list[Unschedulable]:
+    """Return why the first entries of a queue do not fit, for those that do not."""
+    reasons = (entry.unschedulable for entry in scheduled.entries[:most])
+    return [reason for reason in reasons if reason is not None]
 
 
 def queue_rows(scheduled: QueueSnapshot, state: ClusterState) -> Iterator[QueueRow]:

@@ -4,6 +4,7 @@
 
 Prints its port once it serves. Lists are encoded in advance, and every page of a list is of the same version.
 ``POST /bench/requests/FIRST/COUNT`` and ``POST /bench/pending/FIRST/COUNT`` create pods of the workload.
+``POST /bench/gangs/COUNT/NAMESPACES`` creates gangs.
 """
 
 import asyncio
@@ -78,6 +79,10 @@ class BulkApiServer(FakeApiServer):
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path.startswith("/bench/"):
             _, _, kind, first, count = request.path.split("/")
+            if kind == "gangs":
+                for pod in workload.gangs(int(first), int(count)):
+                    self.put("pods", pod)
+                return web.Response()
             make = {"requests": workload.request, "pending": workload.pending}[kind]
             for number in range(int(first), int(first) + int(count)):
                 self.put("pods", make(number))

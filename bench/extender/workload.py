@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from fenka.cluster.objects import Pod
+from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS
 from fenka.cluster.state import read_allocation
 from fenka.core.request import Placement, Slice
 from fenka.dialects import ack, gpu_manager, gpushare, lease_records, nodes
@@ -20,6 +21,8 @@ from tests.builders import node_json, pod
 Json = dict[str, Any]
 
 CARDS, CARD_MIB, PODS_PER_NODE = 8, 81_920, 16
+MEMBERS = 4
+"""Pods of a gang."""
 STARTED = "2026-11-01T08:00:00Z"
 
 _MANAGED = [
@@ -140,6 +143,31 @@ def pending(number: int) -> Json:
     memory = CARDS * (66_000 + number * 20)
     made = _pod(f"pending-{number}", {gpushare.MEMORY: memory}, rng)
     made["metadata"]["labels"][gpushare.COUNT] = str(CARDS)
+    reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no"}
+    made["status"]["conditions"] = [reason]
+    return made
+
+
+def gangs(count: int, namespaces: int) -> list[Json]:
+    """Return the pods of some gangs of MEMBERS that wait, which are in turn in some namespaces."""
+    return [_member(gang, number, namespaces) for gang in range(count) for number in range(MEMBERS)]
+
+
+def _member(gang: int, number: int, namespaces: int) -> Json:
+    """Return a pod of a gang: three are small, one fits no card beside what runs."""
+    rng = random.Random(f"gang-{gang}-{number}")
+    memory = CARD_MIB - 1_000 - gang if number == MEMBERS - 1 else 1_000 + gang
+    made = pod(
+        f"gang-{gang}-{number}",
+        namespace=f"gangs-{gang % namespaces}",
+        uid=f"00000000-0000-0000-{gang:04}-{rng.getrandbits(40):012}",
+    )
+    made["metadata"] |= {
+        "creationTimestamp": STARTED,
+        "labels": {NAME_LABELS[0]: f"gang-{gang}", MINIMUM_LABEL: str(MEMBERS)},
+    }
+    limits = {gpushare.MEMORY: str(memory)}
+    made["spec"]["containers"] = [{"name": "c", "resources": {"limits": limits}}]
     reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no"}
     made["status"]["conditions"] = [reason]
     return made

@@ -5,9 +5,9 @@ and the scheduler. N gangs of 4 pods of sizes of their own wait, for which no ro
 kube-scheduler has their members filtered one after the other, each again after a backoff of 10 s. Another
 reads ``/queue`` every 2 s. Every second a stranger's single pod of another namespace is filtered and bound.
 
-The pauses are those of an answer to ``/readyz`` over a connection of its own, asked every 20 ms. "CPU" is what
-the main thread has computed meanwhile: a busy machine makes the times longer. Prints a Markdown table; exits
-1 if a goal is missed.
+The pauses are those of an answer to ``/readyz`` over a connection of its own, asked every 20 ms. "CPU" is
+what the main thread has computed meanwhile: a busy machine makes the times longer. Prints a Markdown table;
+exits 1 if a goal is missed.
 """
 
 import argparse

@@ -99,6 +99,23 @@ async def test_background_stops_when_a_request_has_scheduled_the_queue() -> None
     assert len(cluster.queue.state.snapshot.entries) == 2
 
 
+async def test_long_queue_is_scheduled_in_steps_when_a_request_needs_it() -> None:
+    """Tenants make it long, and the leader renews its lease on the same event loop."""
+    cluster, slices = changed_queue(), list[int]()
+    controller = in_slices(cluster, slices.append)
+    await controller.refresh()
+    before, steps = cluster.queue.state.snapshot, len(slices)
+    cluster.set(make("first", 2, 0, said=UNSCHEDULABLE))
+    assert cluster.queue.state.urgent
+    assert controller.refreshed(0.0).snapshot is before
+    assert len(slices) == steps
+    await controller.prepare()
+    assert [entry.pending.name for entry in controller.refreshed(0.0).entries()] == [
+        *("first", "head")
+    ]
+    assert len(slices) > steps
+
+
 async def test_queue_is_scheduled_again_when_a_pod_changes_between_two_slices() -> None:
     """Also when the snapshot already counts the change."""
     cluster = changed_queue()

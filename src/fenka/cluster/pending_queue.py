@@ -4,6 +4,7 @@ The scheduler schedules the queue whenever it matters for a pod, `fenka queue` o
 decides; here pods become pending requests.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -245,6 +246,58 @@ class QueueAllocations:
 DEPTH = 4
 """The number of pending entries that reserve cards."""
 
+GANGS_IN_ORDER, GANGS_IN_TURN = 32, 16
+"""Gangs that one pass tries to place: the first by order, of all namespaces in turns, then others in turn.
+
+Each takes milliseconds, and tenants choose how many there are.
+"""
+
+
+class NotTried(Unschedulable):
+    """A gang that the last pass has not tried to place. others: those before it that have their turn."""
+
+    def __init__(self, others: int) -> None:
+        super().__init__()
+        self._others = others
+
+    def sentence(self) -> str:
+        """Return why it waits."""
+        return (
+            f"{self._others} other gangs are tried first; it is tried in turn, within some seconds"
+        )
+
+
+class GangTurns:
+    """Chooses the gangs that a pass tries to place, so that its cost does not grow with their number."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        """The last gang that was tried in turn."""
+        self._kept = frozenset[str]()
+
+    def keep(self, gangs: Iterable[str]) -> None:
+        """Try these again in the next pass: they have cards, and lose none of them for want of a turn."""
+        self._kept = frozenset(gangs)
+
+    def choose(self, gangs: Sequence[tuple[str, str]]) -> frozenset[str]:
+        """Return the gangs to try. gangs: their namespaces and keys, in order."""
+        if len(gangs) <= GANGS_IN_ORDER + GANGS_IN_TURN:
+            return frozenset(key for _, key in gangs)
+        before = Counter[str]()
+        ranked = []
+        for place, (namespace, key) in enumerate(gangs):
+            ranked.append((before[namespace], place, key))
+            before[namespace] += 1
+        in_order = [key for _, _, key in sorted(ranked)]
+        chosen = set(in_order[:GANGS_IN_ORDER])
+        chosen |= {key for key in in_order if key in self._kept}
+        waiting = sorted(key for key in in_order if key not in chosen)
+        start = bisect_right(waiting, self._last)
+        in_turn = (waiting[start:] + waiting[:start])[:GANGS_IN_TURN]
+        if in_turn:
+            self._last = in_turn[-1]
+        return frozenset(chosen.union(in_turn))
+
 
 def gang_complete_by_label(pods: Sequence[Pod]) -> bool:
     """Return whether as many pods are pending as their label requires.
@@ -295,6 +348,7 @@ class PendingQueue:
         self._with_mode: frozenset[str] = frozenset()
         """Nodes whose mode may exclude a pod because of the pods that are there."""
         self._allocations = QueueAllocations(cluster)
+        self._turns = GangTurns()
 
     @property
     def fairness(self) -> queue.Fairness:
@@ -342,11 +396,21 @@ class PendingQueue:
         yield
         # Whole cards and instances are on different cards, so each part is served without the other.
         parts = (self._on_cards(entries[request.id].pods[0], request) for _, request in order)
-        on_cards = [part for part in parts if part is not None]
+        of_many = [
+            (request.user, request.id) for _, request in order if len(entries[request.id].pods) > 1
+        ]
+        tried = self._turns.choose(of_many)
+        left_out = {key for _, key in of_many if key not in tried}
+        on_cards = [part for part in parts if part is not None and part.id not in left_out]
         result = yield from self._backfill.serve(on_cards, placer, timeline, now)
         yield
         placed = dict(result.placed)
         pending = {status.id: status for status in result.pending}
+        self._turns.keep(
+            [*placed, *(status.id for status in result.pending if status.reservation is not None)]
+        )
+        not_tried = NotTried(len(tried))
+        pending |= {key: queue.QueueStatus(key, 0, not_tried, None) for key in left_out}
         reserved = yield from self._serve_instances(order, entries, placed, pending)
         queue_entries = tuple(
             _queue_entry(

@@ -31,6 +31,12 @@ PAUSE_S, MAX_PAUSE_S = 0.002, 0.006
 COST_FACTOR = 4
 """After scheduling, the queue rests for this multiple of the time that scheduling took."""
 
+AT_ONCE_S = 0.05
+"""A queue that took longer the last time is not scheduled at once, but in steps that a request awaits."""
+
+AWAITED_S = 1.0
+"""A request awaits these steps for so long at most. Then the last snapshot is used."""
+
 
 class QueueController:
     """The queue on the wall clock. Its events come after those of the cluster's state.
@@ -69,6 +75,9 @@ class QueueController:
         """Whether a pod has left its cards since scheduling was begun: what is reserved may be there now."""
         self._answering = 0
         """The number of requests that are being answered."""
+        self._refreshing = asyncio.Lock()
+        self._preparing: asyncio.Task[None] | None = None
+        """The pass that requests await."""
 
     # ---- events ----
 
@@ -132,7 +141,7 @@ class QueueController:
     def refreshed(self, min_interval_s: float = REQUEST_INTERVAL_S) -> QueueState:
         """Return the queue, scheduled again at once if anything has changed and that is due."""
         now, gangs = self.now(), self._gang_placements()
-        if self._is_due(gangs, now, min_interval_s):
+        if self._cost <= AT_ONCE_S and self._is_due(gangs, now, min_interval_s):
             begun = self._stopwatch()
             self._begun_at, self._freed = now, False
             self._passes += 1
@@ -158,13 +167,28 @@ class QueueController:
         finally:
             self._answering -= 1
 
-    async def refresh(self) -> None:
+    async def prepare(self) -> None:
+        """Await the steps of a long queue that has to be scheduled before the next answer."""
+        if self._cost <= AT_ONCE_S or self.state.is_empty:
+            return
+        if self._preparing is None or self._preparing.done():
+            self._preparing = asyncio.create_task(self.refresh(0.0))
+        # A pass that takes longer goes on: several requests await it.
+        done, _ = await asyncio.wait({self._preparing}, timeout=AWAITED_S)
+        for task in done:
+            task.result()
+
+    async def refresh(self, min_interval_s: float = MIN_INTERVAL_S) -> None:
         """Schedule the queue in steps if that is due. Requests are answered in between.
 
         It stops if one of them has had to schedule the queue at once.
         """
+        async with self._refreshing:
+            await self._refresh(min_interval_s)
+
+    async def _refresh(self, min_interval_s: float) -> None:
         now, gangs = self.now(), self._gang_placements()
-        if not self._is_due(gangs, now, MIN_INTERVAL_S):
+        if not self._is_due(gangs, now, min_interval_s):
             return
         self._begun_at, self._urgent, self._freed = now, self.state.urgent, False
         self._passes += 1

@@ -327,6 +327,7 @@ class Server:
     async def filter(self, body: bytes) -> extender_api.ExtenderFilterResult:
         """Return which nodes fit, and why the others do not."""
         args, begun_ns = extender_api.read_args(body), time.time_ns()
+        await self._queue.prepare()
         result = self._extender.filter(args.pod, args.names)
         log.debug("filter %s: %s", args.pod.full_name, result)
         if self._spans is not None:

@@ -1,22 +1,74 @@
-"""The scheduler learns the expected workload from the pods that it sees."""
+"""The scheduler learns the expected workload from the pods that have run."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
 
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_columns import LiveColumns
 from fenka.cluster.state import ClusterState
-from fenka.core.policies.candidates import TargetPolicy
-from fenka.core.policies.workload import MAX_KINDS, LearnedWorkload
+from fenka.core.columnar_placer import ColumnarPlacer
+from fenka.core.policies.candidates import TargetPolicy, in_effect
+from fenka.core.policies.target import ExpectedWorkload
+from fenka.core.policies.workload import MAX_KINDS, MAX_NAMESPACES, LearnedWorkload, Workload
 from fenka.core.request import Memory, Request
-from fenka.scheduler.workload_learner import RELEARN_PODS, WorkloadLearner, learning_policy
-from tests.builders import a_node, a_pod
+from fenka.scheduler.workload_learner import (
+    KNOWN_PODS,
+    MIN_RUN_S,
+    RELEARN_PODS,
+    WorkloadLearner,
+    learning_policy,
+)
+from tests.builders import T4_MIB, a_node, on_card, pod_json
+
+STARTED = "2026-01-01T00:00:00Z"
+NOW = datetime(2026, 1, 1, tzinfo=UTC).timestamp() + MIN_RUN_S
 
 
-def learner(name: str, pods: dict[str, Pod]) -> tuple[WorkloadLearner, TargetPolicy]:
-    """Return a learner over one node of two cards."""
-    cluster = ClusterState()
-    cluster.set_node(a_node("n", 15079, 15079))
-    policy = learning_policy(name)
-    assert isinstance(policy, TargetPolicy)
-    return WorkloadLearner(policy, cluster, LiveColumns(cluster), lambda: pods), policy
+class Learner:
+    """A learner over a node of cards that are larger than what all pods request."""
+
+    def __init__(self, name: str = "bid-price") -> None:
+        self.cluster = ClusterState([a_node("n", *[100 * T4_MIB] * 8)])
+        self.pods: dict[str, Pod] = {}
+        policy = learning_policy(name)
+        assert isinstance(policy, TargetPolicy)
+        self.policy, self.now, self.live = policy, NOW, LiveColumns(self.cluster)
+        self.learner = WorkloadLearner(
+            policy, self.cluster, self.live, lambda: self.pods, now=lambda: self.now
+        )
+
+    def runs(self, count: int, units: int, namespace: str = "default", **status: Any) -> None:
+        """Let pods run since STARTED."""
+        for _ in range(count):
+            name = f"{namespace}-{len(self.pods)}"
+            made = pod_json(name, units, node="n", uid=name, annotations=on_card(0, units))
+            made["metadata"]["namespace"] = namespace
+            made["status"] |= {"phase": "Running", "startTime": STARTED, **status}
+            pod = self.pods[name] = msgspec.convert(made, Pod)
+            self.cluster.set_pod(pod)
+        self.live.follow()
+
+    def learn(self) -> int:
+        """Learn once, and return the number of steps."""
+        return sum(1 for _ in self.learner.learn())
+
+    @property
+    def weights(self) -> dict[int, float]:
+        """The expected workload, by units."""
+        return by_units(self.policy.target.workload)
+
+
+def by_units(workload: Workload) -> dict[int, float]:
+    """Return how often each size comes."""
+    return {
+        typical.request.memory.amount: typical.weight / 1_000_000
+        for typical in workload
+        if typical.request.memory
+    }
 
 
 def test_policy_without_a_workload_stays_a_plain_name() -> None:
@@ -25,53 +77,127 @@ def test_policy_without_a_workload_stays_a_plain_name() -> None:
 
 
 def test_pods_count_once_when_they_stay() -> None:
-    """Three pods of 4 units and one of 8, seen twice; pods without cards, or with a size
-    that cannot be read, do not count.
-    """
-    pods = {
-        pod.metadata.uid: pod
-        for pod in (
-            *(a_pod(f"p{number}", 4) for number in range(3)),
-            a_pod("q", 8),
-            a_pod("r", 0),
-            a_pod("s", "x"),
-        )
-    }
-    learn, policy = learner("fgd", pods)
-    learn.learn()
-    learn.learn()
-    shown = {
-        typical.request.memory.amount: typical.weight
-        for typical in policy.target.workload
-        if typical.request.memory
-    }
-    assert set(shown) == {4, 8}
-    assert 2.9 < shown[4] / shown[8] < 3.1
+    """Three quarters of the pods have 4 units, the others 8; they are seen twice."""
+    world = Learner("fgd")
+    world.runs(3 * KNOWN_PODS // 4, 4)
+    world.runs(KNOWN_PODS // 4, 8)
+    world.learn()
+    world.learn()
+    assert set(world.weights) == {4, 8}
+    assert 2.5 < world.weights[4] / world.weights[8] < 3.5
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"phase": "Pending"},
+        {"phase": "Failed"},
+        {"phase": "Succeeded"},
+        {"startTime": None},
+        {"startTime": "2026-01-01T00:00:01Z"},
+    ],
+)
+def test_pods_do_not_count_when_they_have_not_run(status: dict[str, Any]) -> None:
+    """A tenant can create any number of pods that never start, or end at once."""
+    world = Learner()
+    given = {key: value for key, value in status.items() if value is not None}
+    world.runs(2 * KNOWN_PODS, 4, **given)
+    if "startTime" in status and not given:
+        world.pods = {
+            uid: replace(pod, status=replace(pod.status, start_time=""))
+            for uid, pod in world.pods.items()
+        }
+    world.learn()
+    assert not world.policy.target.workload
+    # They count as soon as they have.
+    world.now += 2
+    world.learn()
+    assert bool(world.policy.target.workload) == ("startTime" in given)
+
+
+def test_policy_is_binpack_until_a_workload_is_known() -> None:
+    """Few pods say little about what is expected, and binpack is what such clusters have had."""
+    world = Learner()
+    assert in_effect("bid-price") == in_effect(world.policy) == "binpack"
+    world.runs(KNOWN_PODS - 1, 4)
+    world.learn()
+    assert in_effect(world.policy) == "binpack"
+    world.runs(1, 4)
+    world.learn()
+    assert in_effect(world.policy) is world.policy
+
+
+def test_placements_are_those_of_binpack_when_no_workload_is_known() -> None:
+    """Both by columns and by the definition, on cards that are in use differently."""
+    world = Learner()
+    world.runs(3, 40)
+    request = Request(Memory(4))
+    placed = [
+        ColumnarPlacer(world.live.read().copy()).place(request, policy)
+        for policy in ("binpack", "bid-price", TargetPolicy("bid-price", ExpectedWorkload(())))
+    ]
+    assert placed[0] == placed[1] == placed[2]
 
 
 def test_prices_are_kept_when_the_workload_changes() -> None:
     """A further kind of pod leaves the price of the first kind near what it was."""
-    pods = {f"p{number}": a_pod(f"p{number}", 4) for number in range(20)}
-    learn, policy = learner("bid-price", pods)
+    world = Learner()
+    world.runs(KNOWN_PODS, 4)
     for _ in range(30):
-        learn.learn()
-    (before,) = policy.target.prices.host_prices
-    pods.update({f"q{number}": a_pod(f"q{number}", 8) for number in range(RELEARN_PODS)})
-    learn.learn()
-    after = {
-        typical.request.memory.amount: price
-        for typical, price in zip(
-            policy.target.prices.workload, policy.target.prices.host_prices, strict=True
-        )
-        if typical.request.memory
-    }
+        world.learn()
+    (before,) = world.policy.target.prices.host_prices
+    world.runs(RELEARN_PODS, 8)
+    world.learn()
+    prices = world.policy.target.prices
+    after = dict(zip(by_units(prices.workload), prices.host_prices.tolist(), strict=True))
     assert set(after) == {4, 8}
     assert before > 0
     assert abs(after[4] - before) < 0.2 * before
 
 
+def test_learning_is_done_in_steps_when_there_are_many_new_pods() -> None:
+    """The event loop answers in between."""
+    world = Learner()
+    first = world.learn()
+    world.pods = {str(number): Pod() for number in range(5000)}
+    assert world.learn() >= first + 5
+
+
+def test_workload_is_that_of_the_others_when_one_namespace_floods_it_with_tiny_pods() -> None:
+    """Six times as many pods of a hundredth of a card count for a quarter of those of three quarters."""
+    learned = LearnedWorkload(half_life=1_000_000)
+    for _ in range(1000):
+        learned.observe([Request(Memory(75))], "team", cards=0.75)
+        learned.observe([Request(Memory(1))] * 6, "flood", cards=0.01)
+    weights = by_units(learned.typical())
+    assert weights[75] > 0.8
+    assert weights.get(1, 0.0) == pytest.approx(0.24 / 1.24, rel=0.02)
+
+
+def test_workload_is_by_frequency_when_namespaces_have_pods_of_usual_sizes() -> None:
+    """Only namespaces whose pods have less than a quarter of a card on average count for less."""
+    learned = LearnedWorkload(half_life=1_000_000)
+    for _ in range(100):
+        learned.observe([Request(Memory(75))], "large", cards=0.75)
+        learned.observe([Request(Memory(20))], "small", cards=0.2)
+        learned.observe([Request(Memory(40))] * 2, "small", cards=0.4)
+    weights = by_units(learned.typical())
+    assert weights == pytest.approx({75: 0.25, 20: 0.25, 40: 0.5}, rel=0.01)
+
+
 def test_learned_workload_has_few_kinds_when_a_tenant_asks_for_many() -> None:
-    """A kind costs time at each step of the prices."""
+    """A kind costs time at each step of the prices, and memory until it is forgotten."""
     learned = LearnedWorkload()
-    learned.observe(Request(Memory(size)) for size in range(1, 5 * MAX_KINDS))
+    learned.observe(Request(Memory(size)) for size in range(1, 50 * MAX_KINDS))
     assert len(learned.typical()) == MAX_KINDS
+    assert learned.kinds <= 2 * MAX_KINDS
+
+
+def test_learned_workload_keeps_the_usual_namespace_when_a_tenant_has_thousands() -> None:
+    """New namespaces replace each other."""
+    learned = LearnedWorkload()
+    learned.observe([Request(Memory(75))] * 100, "team")
+    for number in range(10 * MAX_NAMESPACES):
+        learned.observe([Request(Memory(1))], f"flood-{number}", cards=0.01)
+    assert by_units(learned.typical())[75] > 0.8
+    assert learned.kinds <= MAX_NAMESPACES

@@ -293,7 +293,7 @@ class UsageAccounting:
             allocation = read_allocation(shared, pod, self._cluster.dialects)
             ended = seconds(pod.ended_at) or started
         if allocation is not None:
-            cards = _cards(shared, allocation.placements)
+            cards = cards_held(shared, allocation.placements)
             self.uses.start(uid, pod.metadata.namespace, cards, created, started, now)
         if pod.finished or allocation is None:
             self.uses.stop(uid, max(started, ended), now)
@@ -309,7 +309,7 @@ class UsageAccounting:
     ) -> None:
         """Count cards that were held for a pod since then as used by its namespace."""
         cards = sum(
-            _cards(shared, (placement,))
+            cards_held(shared, (placement,))
             for placement in placements
             if (shared := self._cluster.shared_node(placement.node)) is not None
         )
@@ -334,7 +334,7 @@ class UsageAccounting:
                 self.set(pod, now)
 
 
-def _cards(shared: SharedNode, placements: Iterable[Placement]) -> float:
+def cards_held(shared: SharedNode, placements: Iterable[Placement]) -> float:
     """Return the placements' share of cards."""
     placements = tuple(placements)
     devices = (piece.uuid for placement in placements for piece in placement.slices)

@@ -52,7 +52,7 @@ from fenka.core.evaluate import (
 )
 from fenka.core.gangs import first_refusal, request_size
 from fenka.core.inventory import DeviceId
-from fenka.core.policies.candidates import target_of
+from fenka.core.policies.candidates import in_effect, target_of
 from fenka.core.policies.column_keys import COLUMN_KEYS, Keys
 from fenka.core.policies.node_scores import NodeScores
 from fenka.core.reasons import ReasonCode
@@ -271,7 +271,7 @@ class Judgement:
 
         most: how many at most, 0 for all.
         """
-        slots = slots[self.fits[slots]]
+        slots, policy = slots[self.fits[slots]], in_effect(policy)
         most = most or slots.size
         if policy in COLUMN_KEYS and slots.size:
             keys = self._node_keys(policy, slots)
@@ -302,6 +302,7 @@ class Judgement:
     def best(self, policy: Policy, among: Bools | None = None) -> int | None:
         """Return the best slot that fits, of those that are True in `among`; None if none fits."""
         slots = np.flatnonzero(self.fits if among is None else self.fits & among)
+        policy = in_effect(policy)
         if not slots.size:
             return None
         if compares_links(self.request):

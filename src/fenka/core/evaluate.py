@@ -13,6 +13,7 @@ from fenka.core.policies.candidates import (
     NO_CARD,
     Candidate,
     NodeCandidate,
+    in_effect,
     target_of,
 )
 from fenka.core.policies.scores import CARD_SCORES, SCORES
@@ -233,7 +234,7 @@ def _evaluate_node(
     fitting = _fitting_cards(view, request, policy, node, reserved)
     if isinstance(fitting, NodeRejection):
         return fitting
-    on, score = fitting.on, SCORES[policy]
+    on, score = fitting.on, SCORES[in_effect(policy)]
     cards = [on.cards[position] for position in fitting.in_order] if request.cards else [NO_CARD]
     best = min(score(on, card) for card in cards) if node.card_policy else score(on, cards[0])
     if compares_links(request):
@@ -289,7 +290,9 @@ def _fitting_cards(
         None if node.cpu_milli is None else max(node.cpu_milli - view.host_usage(node.name)[0], 0),
         target_of(policy),
     )
-    name = node.card_policy or policy
+    name = in_effect(
+        policy if node.card_policy in {None, "", policy} else node.card_policy or policy
+    )
     own = CARD_SCORES.get(name) or SCORES[name]
     in_order = positions
     if len(positions) > 1 and request.cards:

@@ -300,7 +300,9 @@ class SchedulerReplica:
         yield controllers.PinTimer(cluster, self._pods, clock=self._clock, sleep=sleep)
         yield controllers.SpotTimer(cluster, now=self._now, sleep=sleep)
         if isinstance(self._policy, TargetPolicy):
-            yield WorkloadLearner(self._policy, cluster, self.gangs.live, self._pods, sleep=sleep)
+            yield WorkloadLearner(
+                *(self._policy, cluster, self.gangs.live, self._pods), now=self._now, sleep=sleep
+            )
         if settings.take_growth_back:
             yield controllers.GrowthReclaimer(
                 api,

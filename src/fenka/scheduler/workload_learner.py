@@ -1,10 +1,12 @@
 """Learns the workload that a policy expects, from the pods that the cluster has seen."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-from fenka.cluster.objects import Pod
+from fenka.cluster.objects import Pod, seconds
 from fenka.cluster.pod_columns import LiveColumns
+from fenka.cluster.queue_state import cards_held
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
 from fenka.core.policies.candidates import TargetPolicy
@@ -16,6 +18,12 @@ INTERVAL_S = 2.0
 """Between two looks at the pods, after which prices are corrected by one step."""
 RELEARN_PODS = 50
 """The workload is computed again after this number of further pods."""
+KNOWN_PODS = 100
+"""The workload is known from this number of pods on. Until then `bid-price` places as `binpack` does."""
+PODS_A_STEP = 1000
+"""New pods that are looked at before others have their turn on the event loop."""
+MIN_RUN_S = 60.0
+"""A pod counts once it has run for this long: a tenant pays for a count with a card."""
 
 
 def learning_policy(name: str) -> Policy:
@@ -24,7 +32,7 @@ def learning_policy(name: str) -> Policy:
 
 
 class WorkloadLearner:
-    """Counts each pod that requests cards once, and has the policy expect such pods.
+    """Counts each pod that has run on cards for MIN_RUN_S once, and has the policy expect such pods.
 
     Every replica learns for itself: all see the same pods, and one that starts begins with those that exist.
     """
@@ -36,6 +44,7 @@ class WorkloadLearner:
         live: LiveColumns,
         pods: Callable[[], Mapping[str, Pod]],
         *,
+        now: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Args:
@@ -43,33 +52,61 @@ class WorkloadLearner:
         cluster: its dialects say what a pod requests.
         live: the nodes for which prices are computed.
         pods: returns all pods, by UID.
+        now: seconds since 1970.
         sleep: waits for a number of seconds.
         """
         self._policy, self._cluster, self._live, self._pods = policy, cluster, live, pods
-        self._sleep = sleep
+        self._sleep, self._now = sleep, now
         self._learned = LearnedWorkload()
-        self._counted = frozenset[str]()
-        self._new = 0
+        self._counted = set[str]()
+        self._new = self._known = 0
 
     async def run(self) -> None:
         """Run until cancelled."""
         while True:
             await self._sleep(INTERVAL_S)
-            self.learn()
+            for _ in self.learn():
+                await self._sleep(0)
 
-    def learn(self) -> None:
-        """Count the pods that are new, and correct the prices for what is free now."""
-        pods, target = self._pods(), self._policy.target
-        for uid in pods.keys() - self._counted:
-            demand = pods[uid].demand(self._cluster.dialects)
-            if demand.dialect is None or demand.error is not None or demand.invalid is not None:
-                continue
-            requests = [part.request for part in demand.parts if not part.request.instance]
-            self._learned.observe(requests)
-            self._new += len(requests)
-        self._counted = frozenset(pods)
-        if self._new >= RELEARN_PODS or (self._new and not target.workload):
+    def learn(self) -> Iterator[None]:
+        """Count the pods that are new, and correct the prices for what is free now, in short steps."""
+        pods, target, now = self._pods(), self._policy.target, self._now()
+        self._counted &= pods.keys()
+        for number, uid in enumerate(pods.keys() - self._counted):
+            pod = pods.get(uid)
+            if pod is not None and self._has_run(pod, now):
+                self._count(pod)
+            if number % PODS_A_STEP == PODS_A_STEP - 1:
+                yield
+        yield
+        if self._known >= KNOWN_PODS and (self._new >= RELEARN_PODS or not target.workload):
             target.expect(self._learned.typical())
             self._new = 0
+            yield
         if self._policy == "bid-price":
             target.prices.improve(self._live.read(), steps=1)
+
+    def _has_run(self, pod: Pod, now: float) -> bool:
+        """Return whether the pod runs on cards, and has for long enough."""
+        started = seconds(pod.status.start_time)
+        return (
+            pod.status.phase == "Running"
+            and started is not None
+            and now - started >= MIN_RUN_S
+            and self._cluster.allocation(pod.metadata.uid) is not None
+        )
+
+    def _count(self, pod: Pod) -> None:
+        self._counted.add(pod.metadata.uid)
+        allocation = self._cluster.allocation(pod.metadata.uid)
+        demand = pod.demand(self._cluster.dialects)
+        shared = self._cluster.shared_node(pod.spec.node_name or "")
+        if allocation is None or shared is None or demand.dialect is None:
+            return
+        if demand.error is not None or demand.invalid is not None:
+            return
+        requests = [part.request for part in demand.parts if not part.request.instance]
+        if requests:
+            cards = cards_held(shared, allocation.placements) / len(requests)
+            self._learned.observe(requests, pod.metadata.namespace, cards)
+            self._new, self._known = self._new + len(requests), self._known + len(requests)

@@ -158,6 +158,14 @@ def by_level(score: ScoreFunction) -> ScoreFunction:
     return remembered
 
 
+def in_effect(policy: str) -> str:
+    """Return the policy that decides now: `binpack` in place of a `bid-price` without a known workload."""
+    if policy != "bid-price":
+        return policy
+    target = target_of(policy)
+    return policy if target is not None and target.prices.classes else "binpack"
+
+
 def target_of(policy: str) -> PolicyTarget | None:
     """Return what a policy knows of the expected workload, None for a plain name."""
     return policy.target if isinstance(policy, TargetPolicy) else None

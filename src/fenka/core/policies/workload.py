@@ -1,6 +1,7 @@
 """The expected workload: which requests a cluster will see, and how often."""
 
 from collections.abc import Iterable, Mapping
+from heapq import nlargest
 from typing import NamedTuple
 
 from fenka.core.request import Request
@@ -34,9 +35,12 @@ def kind(request: Request) -> Request:
     )
 
 
-def typical(counts: Mapping[Request, int]) -> Workload:
-    """Return the most frequent kinds of requests: as many as cover COVERED of all."""
-    total, covered, kept = sum(counts.values()), 0, list[Typical]()
+def typical(counts: Mapping[Request, int], total: int = 0) -> Workload:
+    """Return the most frequent kinds of requests: as many as cover COVERED of all.
+
+    total: how many there are, 0 for those of these counts.
+    """
+    total, covered, kept = total or sum(counts.values()), 0, list[Typical]()
     for request, count in sorted(counts.items(), key=_frequency, reverse=True):
         if covered >= COVERED * total:
             break
@@ -57,36 +61,99 @@ MAX_SHARE = 1 << 40
 """Counts as the share of a whole card, in order to sort."""
 
 
+MAX_NAMESPACES = 256
+"""Namespaces whose requests are counted, at most. The one with the fewest makes room."""
+OF_SMALL = 4.0
+"""A namespace counts as many requests as it has had cards, times this, if it has had more requests."""
+
+
+class _Share:
+    """The requests of one namespace: how often each kind came, and how many cards all took."""
+
+    __slots__ = ("cards", "counts", "total")
+
+    def __init__(self) -> None:
+        self.counts: dict[Request, float] = {}
+        self.total = self.cards = 0.0
+
+    def add(self, request: Request, weight: float, cards: float) -> None:
+        self.counts[request] = self.counts.get(request, 0.0) + weight
+        self.total, self.cards = self.total + weight, self.cards + weight * cards
+        if len(self.counts) > 2 * MAX_KINDS:
+            # Tenants choose how many kinds there are.
+            kept = sorted(self.counts.items(), key=_count, reverse=True)[:MAX_KINDS]
+            self.counts = dict(kept)
+            self.total = sum(self.counts.values())
+
+    def scale(self, factor: float) -> None:
+        self.counts = {request: count * factor for request, count in self.counts.items()}
+        self.total, self.cards = self.total * factor, self.cards * factor
+
+    @property
+    def weight(self) -> float:
+        """Return for how many requests it counts."""
+        return min(self.total, OF_SMALL * self.cards)
+
+
+def _count(row: tuple[Request, float]) -> float:
+    return row[1]
+
+
 class LearnedWorkload:
-    """The workload that a cluster has seen, in which past requests count less and less."""
+    """The workload that a cluster has seen, in which past requests count less and less.
+
+    A namespace counts for as many requests as came from it, and for few if these were small: else many tiny
+    pods of one tenant would decide where the others' are placed.
+    """
 
     def __init__(self, half_life: int = 5000) -> None:
         """half_life: after this number of further requests a request counts half."""
         self._growth = 2.0 ** (1 / half_life)
         self._scale = 1.0
-        self._counts: dict[Request, float] = {}
+        self._shares: dict[str, _Share] = {}
 
-    def observe(self, requests: Iterable[Request]) -> None:
-        """Count requests that came together."""
+    def observe(self, requests: Iterable[Request], namespace: str = "", cards: float = 1.0) -> None:
+        """Count requests that came together.
+
+        Args:
+            requests: the requests.
+            namespace: whose they are.
+            cards: how many cards each of them has taken.
+        """
+        share = self._shares.get(namespace)
+        if share is None:
+            if len(self._shares) >= MAX_NAMESPACES:
+                del self._shares[min(self._shares, key=lambda name: self._shares[name].weight)]
+            share = self._shares[namespace] = _Share()
         for request in requests:
             self._scale *= self._growth
-            known = kind(request)
-            self._counts[known] = self._counts.get(known, 0.0) + self._scale
+            share.add(kind(request), self._scale, cards)
         if self._scale > 1e6:
             # Requests that came long ago are forgotten.
-            self._counts = {
-                request: count / self._scale
-                for request, count in self._counts.items()
-                if count > 1e-3 * self._scale
+            for share in self._shares.values():
+                share.scale(1 / self._scale)
+            self._shares = {
+                name: share for name, share in self._shares.items() if share.total > 1e-3
             }
             self._scale = 1.0
 
+    @property
+    def kinds(self) -> int:
+        """Return the number of kinds that are kept, of all namespaces."""
+        return sum(len(share.counts) for share in self._shares.values())
+
     def typical(self) -> Workload:
-        """Return the typical requests."""
-        total = sum(self._counts.values())
-        scaled = {
-            request: round(count / total * WEIGHTS) for request, count in self._counts.items()
-        }
-        return typical({request: weight for request, weight in scaled.items() if weight})[
-            :MAX_KINDS
-        ]
+        """Return the typical requests. Its cost depends on the kinds that are kept, not on what came."""
+        counts: dict[Request, float] = {}
+        for share in self._shares.values():
+            part = share.weight / share.total if share.total else 0.0
+            for request, count in share.counts.items():
+                counts[request] = counts.get(request, 0.0) + part * count
+        total = sum(counts.values())
+        if not total:
+            return ()
+        # Only the frequent ones are compared in detail.
+        frequent = nlargest(2 * MAX_KINDS, counts.items(), key=_count)
+        scaled = {request: round(count / total * WEIGHTS) for request, count in frequent}
+        positive = {request: weight for request, weight in scaled.items() if weight}
+        return typical(positive, WEIGHTS)[:MAX_KINDS]

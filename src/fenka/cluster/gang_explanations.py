@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from fenka.cluster.gang_placement import GangMembers, GangPending, GangScheduler, GangStatus
 from fenka.cluster.objects import QUEUE_GATE, Pod
-from fenka.cluster.pod_groups import PodGang, group_key, group_name
+from fenka.cluster.pod_groups import GangPods, PodGang, group_key, group_name
 from fenka.cluster.state import ClusterSnapshot
 from fenka.core.errors import listed
 from fenka.dialects.base import InvalidRecord
@@ -67,10 +67,10 @@ class _WaitingGang:
         self._pod = next(
             (other for other in self._pods if other.metadata.uid == pod.metadata.uid), pod
         )
-        by_uid = {other.metadata.uid: other for other in (*self._pods, self._pod)}
+        named = GangPods((*self._pods, self._pod))
         self._own = ClusterSnapshot.of(snapshot.nodes, snapshot.pods, dialects=state.dialects)
         self._own.state.topology_levels = state.topology_levels
-        self._members = GangMembers(self._own.state, lambda: by_uid, dict)
+        self._members = GangMembers(self._own.state, lambda: named, dict)
         self._gangs = GangScheduler(self._members, self._own.state, "binpack", lambda: 0.0)
         self._nodes = [node.metadata.name for node in snapshot.nodes]
         self._key = key

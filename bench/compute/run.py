@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,8 @@ class Testbed:
     folder: Path
     cards: int = CARDS
     measured: bool = True
+    multiprocessors: Sequence[int] = ()
+    """Of each card; those of a T4 if none are given."""
     node: SimulatedNode = field(init=False)
     program: Path = field(init=False)
     uuids: tuple[str, ...] = field(init=False)
@@ -84,7 +86,13 @@ class Testbed:
     @contextmanager
     def running(self) -> Iterator["Testbed"]:
         """Run node and agent inside the `with` block."""
-        self.node = SimulatedNode.create(self.folder / "node", parse_spec(f"T4*{self.cards}"))
+        cards = parse_spec(f"T4*{self.cards}")
+        if self.multiprocessors:
+            cards = tuple(
+                replace(card, model=replace(card.model, sm_count=count))
+                for card, count in zip(cards, self.multiprocessors, strict=True)
+            )
+        self.node = SimulatedNode.create(self.folder / "node", cards)
         self.node.start()
         self.program = build(self.folder, self.node.library_dir)
         self._leases: dict[int, str] = {}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.dialects import gpushare, lease_records
+from fenka.dialects import gpushare, lease_records, pod_records
 from fenka.dialects.lease_records import LeaseReport, Refusal
 from tests.builders import GIB, Json, node, node_json, notebooks, on_card, pod, sharing, units
 from tests.cluster.explanations import data, objects, waiting
@@ -15,6 +15,27 @@ def test_slices_are_named_when_the_pod_runs() -> None:
     answer = data(objects(nodes=[sharing("a")], pods=notebooks("a")), "notebook-1")
     assert answer["state"] == "running"
     assert answer["slices"] == ["4 units (4096 MiB) of card 0 on a"]
+
+
+@pytest.mark.parametrize(
+    ("written", "noted"),
+    [
+        ("bid-price", "its card was chosen by bid-price: of those with room its node loses"),
+        ("binpack", "its card was chosen by binpack: it is on the fullest node with room"),
+        ("anything\n", ""),
+        ("", ""),
+    ],
+)
+def test_note_says_why_the_card_was_chosen_when_the_record_names_the_policy(
+    written: str, noted: str
+) -> None:
+    """Its user may write anything there, which is not repeated."""
+    chosen = {**on_card(0, 4), pod_records.CHOSEN_BY: written}
+    placed = pod("p", units(4), node="a", annotations=chosen)
+    placed["status"]["phase"] = "Running"
+    (note,) = data(objects(nodes=[sharing("a")], pods=[placed]), "p")["notes"] or [""]
+    assert note.startswith(noted)
+    assert bool(note) == bool(noted)
 
 
 def test_notes_name_both_pods_when_a_node_refuses_one() -> None:

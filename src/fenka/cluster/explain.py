@@ -27,10 +27,11 @@ from fenka.cluster.state import ClusterSnapshot, PodAllocation
 from fenka.core.evaluate import never_fits
 from fenka.core.inventory import Node as CoreNode
 from fenka.core.mig.instances import GANG_IN_INSTANCES
+from fenka.core.policies.scores import CHOICES
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
 from fenka.core.request import ANY_INSTANCE, ComputeMode, Request, Slice
 from fenka.core.units import MIB, card_units, format_units, mib_to_units
-from fenka.dialects import ack, base, gpushare, nodes
+from fenka.dialects import ack, base, gpushare, nodes, pod_records
 from fenka.dialects.base import InvalidRecord, SharedNode, driver_uuid
 from fenka.dialects.card_records import card_at
 from fenka.dialects.registry import DIALECTS
@@ -689,6 +690,9 @@ def _explain_placed(result: PodExplanation, pod: Pod, snapshot: ClusterSnapshot)
                 + (f", {uuid}" if (uuid := driver_uuid(piece.uuid)) else "")
                 for piece in held.slices
             ]
+    chosen_by = pod.metadata.annotations.get(pod_records.CHOSEN_BY, "")
+    if result.slices and chosen_by in CHOICES:
+        result.notes.append(f"its card was chosen by {chosen_by}: {CHOICES[chosen_by]}")
     _explain_refusals(result, pod, snapshot)
     if not result.slices:
         result.notes.insert(0, f"it is on node {pod.spec.node_name}")

@@ -17,6 +17,9 @@ from fenka.core.request import ANY_INSTANCE, Placement, Slice
 from fenka.dialects import base, mig_records
 from fenka.dialects.card_records import VISIBLE, find_container
 
+CHOSEN_BY = "fenka.io/chosen-by"
+"""Annotation of a bound pod: the policy by which the scheduler chose its card."""
+
 
 def encode(
     dialect: base.Dialect,

@@ -17,6 +17,8 @@ from fenka.cluster.gang_placement import GangScheduler
 from fenka.cluster.node_admission import Infeasible, ineligibility_reasons
 from fenka.cluster.objects import ApiStatus, Pod, pod_path
 from fenka.cluster.state import ClusterState, read_allocation
+from fenka.core.evaluate import Policy
+from fenka.core.policies.candidates import in_effect
 from fenka.core.request import Placement
 from fenka.dialects import pod_records
 from fenka.dialects.registry import names_any
@@ -114,6 +116,7 @@ class Binder:
         now_ns: Callable[[], int] = time.time_ns,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         schedulers: Collection[str] = (),
+        policy: Policy = "binpack",
     ) -> None:
         """Args:
         api: the API server.
@@ -127,9 +130,10 @@ class Binder:
         now_ns: nanoseconds since 1970, for the record.
         sleep: waits for a number of seconds.
         schedulers: values of `schedulerName` whose pods are bound; empty for all.
+        policy: by which cards are chosen.
         """
         self._api, self._cluster, self._placements = api, cluster, placements
-        self._gangs, self._barrier = gangs, barrier
+        self._gangs, self._barrier, self._policy = gangs, barrier, policy
         self._permission, self._pods, self._schedulers = permission, pods, schedulers
         self._clock, self._now_ns, self._sleep = clock, now_ns, sleep
         self._running: dict[tuple[str, str, str], asyncio.Task[str]] = {}
@@ -278,6 +282,9 @@ class Binder:
             assert demand.dialect is not None
             annotations = pod_records.encode(
                 demand.dialect, pod.request, shared, placements, self._now_ns()
+            )
+            annotations[pod_records.CHOSEN_BY] = shared.node.card_policy or str(
+                in_effect(self._policy)
             )
         meta = pod.metadata
         return {

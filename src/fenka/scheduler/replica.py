@@ -240,6 +240,7 @@ class SchedulerReplica:
             clock=self._clock,
             sleep=self._sleep,
             schedulers=settings.scheduler_name,
+            policy=self._policy,
         )
         binder.on_refused = refused.binding
         return binder

@@ -102,8 +102,8 @@ def _count(row: tuple[Request, float]) -> float:
 class LearnedWorkload:
     """The workload that a cluster has seen, in which past requests count less and less.
 
-    A namespace counts for as many requests as came from it, and for few if these were small: else many tiny
-    pods of one tenant would decide where the others' are placed.
+    A namespace counts for as many requests as came from it, and for fewer if these were small. Otherwise many
+    tiny pods of one tenant would decide where other tenants' pods are placed.
     """
 
     def __init__(self, half_life: int = 5000) -> None:

@@ -107,6 +107,8 @@ CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction handl
     TRY(cuDeviceGetAttribute(&whole, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, device));
     TRY(cuDeviceGetAttribute(&reserved, CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, device));
     int each = whole / blocks - reserved - function->attributes[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES];
-    *bytes = each > 0 ? (size_t)each : 0;
+    int most;
+    TRY(cuDeviceGetAttribute(&most, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, device));
+    *bytes = each < 0 ? 0 : each < most ? (size_t)each : (size_t)most;
     return CUDA_SUCCESS;
 }

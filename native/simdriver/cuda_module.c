@@ -465,6 +465,8 @@ CUresult cuKernelGetParamCount(CUkernel kernel, size_t *count) {
 }
 
 CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *offset, size_t *size) {
+    CUcontext context;
+    TRY(context_current(&context));
     return cuFuncGetParamInfo((CUfunction)kernel, index, offset, size);
 }
 

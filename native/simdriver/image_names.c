@@ -42,7 +42,7 @@ static void variable(struct image_names *names, const char *name, uint64_t bytes
 struct sections {
     const char *image;
     size_t size;
-    const Elf64_Shdr *all;
+    Elf64_Shdr *all;
     unsigned count;
     const char *names;
     size_t names_size;
@@ -60,10 +60,12 @@ static bool open_sections(struct sections *in, const char *image, size_t size) {
     memcpy(&header, image, sizeof header);
     *in = (struct sections){.image = image, .size = size, .count = header.e_shnum};
     if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_shentsize != sizeof(Elf64_Shdr) || header.e_shoff > size ||
-        header.e_shoff % _Alignof(Elf64_Shdr) != 0 || header.e_shnum > (size - header.e_shoff) / sizeof(Elf64_Shdr) ||
-        header.e_shstrndx >= header.e_shnum)
+        header.e_shnum > (size - header.e_shoff) / sizeof(Elf64_Shdr) || header.e_shstrndx >= header.e_shnum)
         return false;
-    in->all = (const void *)(image + header.e_shoff);
+    in->all = malloc(in->count * sizeof *in->all); /* in the image they may lie at any address */
+    if (!in->all)
+        return false;
+    memcpy(in->all, image + header.e_shoff, in->count * sizeof *in->all);
     const Elf64_Shdr *strings = &in->all[header.e_shstrndx];
     if (!inside(in, strings))
         return false;
@@ -128,10 +130,12 @@ static void read_info(const struct sections *in, const Elf64_Shdr *section, stru
 }
 
 static void cubin_names(const char *image, size_t size, struct image_names *names) {
-    struct sections in;
+    struct sections in = {0};
     bool symbols = false;
-    if (!open_sections(&in, image, size))
+    if (!open_sections(&in, image, size)) {
+        free(in.all);
         return;
+    }
     for (unsigned i = 0; i < in.count; i++)
         if (in.all[i].sh_type == SHT_SYMTAB) {
             read_symbols(&in, &in.all[i], names);
@@ -146,6 +150,7 @@ static void cubin_names(const char *image, size_t size, struct image_names *name
             if (strcmp(kernel->name, name + 9) == 0)
                 read_info(&in, &in.all[i], kernel);
     }
+    free(in.all);
 }
 
 /* ---- PTX ---- */

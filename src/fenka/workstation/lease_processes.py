@@ -32,7 +32,7 @@ from pathlib import Path
 
 from fenka import procfs
 from fenka.core.errors import FenkaError
-from fenka.isolation import pid_namespaces
+from fenka.isolation import freezer, pid_namespaces
 from fenka.isolation.lease_files import account_file
 from fenka.isolation.sandbox import LEASE_ROOT
 from fenka.procfs import exit_status, lives, start_ticks
@@ -645,6 +645,8 @@ class Terminator:
                 ):
                     continue
                 procfs.send_signal(pid, number, partial(self.may_signal, job, pid))
+                if number == signal.SIGKILL and job.in_container:
+                    freezer.thaw(pid, job.in_container.cgroup)
 
     async def pids(self, jobs: Sequence[Job]) -> list[int]:
         """Return the processes of the jobs that still run."""

@@ -17,6 +17,7 @@ from fenka.hardware.peer_credentials import PeerProcess
 from fenka.workstation.accepting import Caller
 from fenka.workstation.containers.container_request import InvalidContainer
 from fenka.workstation.containers.hook_server import _check_init
+from tests.control_groups import make_group
 from tests.workstation.conftest import Workstation, eventually
 from tests.workstation.containers.runtime import HOOK, PLACE, MiniContainer, sealed, send_request
 from tests.workstation.users import User, as_root, stranger, victim  # noqa: F401
@@ -198,6 +199,28 @@ def test_stop_ends_a_container_and_names_its_engine(t4: Workstation) -> None:
     said = t4.ok("stop", "--grace", "0", "train")
     assert said == "train: stopped; its engine may start it again\n"
     assert container.program.process.wait() != 0
+
+
+def test_stop_ends_a_paused_container(t4: Workstation) -> None:
+    """`docker pause` freezes it, and with version 1 of control groups SIGKILL waits for the thaw."""
+    freezer = Path("/sys/fs/cgroup/freezer")
+    if not (freezer / "cgroup.procs").exists():
+        pytest.skip("no freezer of version 1 is mounted here")
+    with make_group(freezer.with_name("devices")) as devices:
+        # An engine gives the container's groups in all hierarchies the same name.
+        same = freezer / devices.name
+        same.mkdir()
+        container = MiniContainer(t4, 1, "FENKA_NAME=train")
+        for own in (devices, same):
+            (own / "cgroup.procs").write_text(str(container.init))
+        container.start()
+        container.results()
+        (same / "freezer.state").write_text("FROZEN")
+        t4.ok("stop", "--grace", "0", "train")
+        container.program.process.wait()
+        container.await_end()
+        eventually(lambda: not (same / "cgroup.procs").read_text())
+        same.rmdir()
 
 
 def test_container_makes_room_for_a_request_of_higher_priority(t4: Workstation) -> None:

@@ -4,7 +4,7 @@ import re
 import time
 from collections.abc import Iterator
 
-from deploy.release.command_tree import CommandHelp
+from fenka.cli.command_tree import CommandHelp
 
 PLUGINS = {"kubectl-fenka": "fenka", "kubectl-inspect-gpushare": "fenka-inspect"}
 """Plugins of kubectl, by the pages that describe them."""

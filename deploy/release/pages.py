@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 
 from deploy.release.archive import files_below, write_archive
-from deploy.release.command_tree import command_tree
-from deploy.release.completions import completions
 from deploy.release.man_pages import man_pages
 from deploy.release.recipe import Release
+from fenka.cli.command_tree import command_tree
+from fenka.cli.completion_scripts import completions
 
 
 def build_pages(release: Release) -> list[Path]:

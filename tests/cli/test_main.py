@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from fenka.cli.common_options import percent, seconds
 from fenka.cli.main import ADMIN, ADMIN_ROWS, COMMANDS, MORE, USERS_ROWS
 from tests.cli.command import fenka
 
@@ -108,6 +109,15 @@ def test_shared_option_has_one_spelling_in_all_commands(name: str) -> None:
         (("admin", "daemno"), "No such command 'daemno'. Did you mean daemon?"),
         (("admin", "run"), "No such command 'run'."),
         (("queue", "--nope"), "No such option: --nope"),
+        (("help", "quueue"), "No such command 'quueue'. Did you mean queue?"),
+        (
+            ("run", "--timeout", "1x"),
+            "Invalid value for '--timeout': '1x' is no time: write seconds, or as 90s, 5m or 2h",
+        ),
+        (("wait", "a", "--timeout", "nan"), "'nan' is no time"),
+        (("run", "--gpus", "0.5"), "'0.5' is no number of whole cards: a part of one is asked"),
+        (("run", "--gpu-core", "101%"), "'101%' is no percentage: write 0 to 100"),
+        (("run", "--gang", "x"), "'x' is no whole number"),
     ],
 )
 def test_usage_error_exits_with_2(words: tuple[str, ...], message: str) -> None:
@@ -118,9 +128,49 @@ def test_usage_error_exits_with_2(words: tuple[str, ...], message: str) -> None:
     assert "fenka" in result.stderr.splitlines()[0]
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"), [("60", 60.0), ("0.5", 0.5), ("1m", 60.0), ("1h30m", 5400.0), ("0", 0.0)]
+)
+def test_time_is_seconds_when_it_has_no_unit(text: str, expected: float) -> None:
+    """As other options have durations."""
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [("50%", 50), ("50", 50), ("0", 0)])
+def test_share_is_read_when_it_ends_in_a_percent_sign(text: str, expected: int) -> None:
+    """Screens show it so."""
+    assert percent(text) == expected
+
+
+@pytest.mark.parametrize("words", [(), ("run",), ("admin",), ("admin", "mig")])
+def test_help_is_shown_when_it_is_asked_for_as_a_command(words: tuple[str, ...]) -> None:
+    """As git and kubectl have it."""
+    assert fenka("help", *words) == fenka(*words, "--help")
+
+
+@pytest.mark.parametrize(
+    ("shell", "expected"),
+    [("bash", "complete -o bashdefault"), ("zsh", "#compdef fenka"), ("fish", "complete -c fenka")],
+)
+def test_completion_is_printed_when_it_is_asked_for(shell: str, expected: str) -> None:
+    """For installations by pip or uv, whose files no shell finds."""
+    printed = fenka("completion", shell).stdout
+    assert expected in printed
+    assert "traffic-split" in printed
+
+
+def test_stop_refuses_names_with_all() -> None:
+    """One of them is a mistake, and nothing is stopped."""
+    for words in ((), ("a", "--all")):
+        result = fenka("stop", *words, "--local")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "name the jobs to stop, or give --all alone" in result.stderr
+
+
 def test_version_is_printed() -> None:
     """As `fenka doctor` and the daemon print it."""
     assert re.fullmatch(r"fenka \d+\.\d+\.\d+\n", fenka("--version").stdout)
+    assert fenka("version") == fenka("--version")
 
 
 def test_help_imports_no_command() -> None:

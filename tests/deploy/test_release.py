@@ -17,10 +17,10 @@ import fenka
 from deploy.release import krew, manifest, version, wheels
 from deploy.release.__main__ import STEPS, main
 from deploy.release.archive import files_below, write_archive
-from deploy.release.command_tree import CommandHelp, command_tree
-from deploy.release.completions import completions
 from deploy.release.man_pages import man_pages
 from deploy.release.recipe import ROOT, Release, ReleaseError
+from fenka.cli.command_tree import CommandHelp, command_tree
+from fenka.cli.completion_scripts import completions
 from fenka.cli.main import ADMIN_ROWS, USERS_ROWS
 
 EPOCH = 1_700_000_000

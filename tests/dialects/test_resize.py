@@ -75,7 +75,7 @@ def test_resize_request_is_decoded(text: str, expected: dict[str, ResizeRequest]
         ),
         (
             "gpu-mem=6GB",
-            "annotation fenka.io/resize: 'GB' in '6GB' is no unit: use MiB or GiB",
+            "annotation fenka.io/resize: 'GB' in '6GB' is no unit: write 6GiB",
         ),
         (
             "gpu-core=101",

@@ -163,6 +163,17 @@ def test_program_is_listed_logged_and_stopped_when_it_is_detached(t4: Workstatio
     assert t4.jobs() == {}
 
 
+def test_all_jobs_of_a_user_end_when_all_are_stopped(t4: Workstation) -> None:
+    """What runs and what waits, without their names."""
+    assert t4.ok("stop", "--all") == "you have no jobs on this machine\n"
+    t4.ok("run", "--gpu-mem", "14", "--detach", "--name", "first", "--", "sleep", "600")
+    waiting = t4.run("--gpu-mem", "4", "--name", "second", "--", "true")
+    waiting.says()
+    stopped = t4.ok("stop", "--all", "--grace", "1m").splitlines()
+    assert sorted(stopped) == ["first: stopped", "second: stopped"]
+    assert t4.jobs() == {}
+
+
 def test_pending_job_is_removed_when_it_is_stopped(t4: Workstation) -> None:
     """The job leaves the queue, and its command reports the reason."""
     t4.ok("run", "--gpu-mem", "14", "--detach", "--name", "all", "--", "sleep", "1000")

@@ -183,7 +183,7 @@ def test_pending_job_is_recorded_when_it_is_stopped(t4: Workstation) -> None:
 def test_waiting_for_an_unknown_job_is_refused(t4: Workstation) -> None:
     """The sentence says where to look."""
     refused(
-        t4.fenka("wait", "ghost"), 2, "a job called ghost is not known: `fenka ps -a` lists jobs"
+        t4.fenka("wait", "ghost"), 1, "a job called ghost is not known: `fenka ps -a` lists jobs"
     )
 
 

@@ -18,7 +18,7 @@ from tests.workstation.conftest import HOLD, Workstation, eventually, refused, w
         (["--gpu-mem", "much"], r"'much' is no size: write 4 for units of the card, or 4096MiB"),
         (["--gpu-mem", "nan"], r"'nan' is no size: write 4 for units of the card, or 4096MiB"),
         (["--gpu-mem", "1.5"], r"'1.5' is not a whole number of units: write 1536MiB"),
-        (["--gpu-mem", "4GB"], r"'GB' in '4GB' is no unit: use MiB or GiB"),
+        (["--gpu-mem", "4GB"], r"'GB' in '4GB' is no unit: write 4GiB"),
         (
             ["--gpu-mem", "99999999"],
             r"'99999999' is no amount of memory: .* more than any card has.*",

@@ -4,12 +4,13 @@ A command is a function whose parameters are annotated with options. A parameter
 or a msgspec.Struct stands for all options among the fields of that type.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -27,6 +28,45 @@ from fenka.formats import quantities
 
 Output = Literal["table", "json", "yaml"]
 
+
+def seconds(text: str | float) -> float:
+    """Return the seconds of an option: `90`, `0.5`, `1m30s`. Raises typer.BadParameter."""
+    # typer gives a default value to it, too.
+    text = str(text)
+    number = quantities.parse_duration(text)
+    if number is None and _SECONDS.fullmatch(text):
+        number = float(text)
+    if number is None:
+        raise typer.BadParameter(f"{shown(text)} is no time: write seconds, or as 90s, 5m or 2h")
+    return number
+
+
+def percent(text: str | int) -> int:
+    """Return the percent of an option: `50` or `50%`. Raises typer.BadParameter."""
+    number = str(text).removesuffix("%")
+    if not _WHOLE.fullmatch(number) or int(number) > 100:
+        raise typer.BadParameter(f"{shown(str(text))} is no percentage: write 0 to 100")
+    return int(number)
+
+
+def whole_cards(text: str | int) -> int:
+    """Return a number of cards. Raises typer.BadParameter, which says how to ask for a part of one."""
+    if not _WHOLE.fullmatch(str(text)):
+        raise typer.BadParameter(
+            f"{shown(str(text))} is no number of whole cards: a part of one is asked for by --gpu-mem and "
+            "--gpu-core"
+        )
+    return int(text)
+
+
+def shown(text: str) -> str:
+    """Return a value as it was typed, cut to one line."""
+    return repr(text if len(text) <= 40 else f"{text[:37]}...")
+
+
+_SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{0,6})?|\.[0-9]{1,6}")
+_WHOLE = re.compile(r"[0-9]{1,9}")
+
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="format of the output")]
 WideOutputOption = Annotated[
     Literal["table", "wide", "json", "yaml"],
@@ -42,9 +82,8 @@ CoreOption = Annotated[
     int | None,
     typer.Option(
         "--gpu-core",
+        parser=percent,
         metavar="PERCENT",
-        min=0,
-        max=100,
         help="share of each card's time; 0: what others leave",
     ),
 ]
@@ -195,10 +234,29 @@ def register(
     )
 
 
+_NOT_A_NUMBER = re.compile(r"(.*) is not a valid (int|integer|float)(?: range)?\.", re.DOTALL)
+
+
+@contextlib.contextmanager
+def _plain_words() -> Iterator[None]:
+    """Say in words what kind of number an option takes."""
+    try:
+        yield
+    except typer.BadParameter as why:
+        if found := _NOT_A_NUMBER.fullmatch(why.message):
+            kind = "number" if found[2] == "float" else "whole number"
+            why.message = f"{found[1]} is no {kind}"
+        raise
+
+
 class _Command(TyperCommand):
     """Parses options in arena's old spelling too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _plain_words():
+            return self._parsed(ctx, args)
+
+    def _parsed(self, ctx: Any, args: list[str]) -> list[str]:
         known = {name for option in self.params for name in option.opts}
         words = args[: args.index("--")] if "--" in args else args
         for number, word in enumerate(words):
@@ -212,7 +270,8 @@ class _PassingCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)
-        rest = super().parse_args(ctx, args)
+        with _plain_words():
+            rest = super().parse_args(ctx, args)
         words = next((ctx.params[param.name] for param in self.params if param.nargs == -1), ())
         if (
             words

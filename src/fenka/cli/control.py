@@ -1,6 +1,7 @@
 """Commands that end existing workloads, change them, wait for them, attach to them or print their output."""
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from fenka.cli.workloads.arguments import (
     NameOption,
     NamesArgument,
     RunOption,
+    SomeNamesArgument,
     WorkloadChoice,
 )
 from fenka.cli.workloads.selection import (
@@ -54,21 +56,48 @@ from fenka.workstation.client import DaemonConnection, known_snapshot, request_s
 
 def stop(
     target: JobTarget,
-    names: NamesArgument,
+    names: SomeNamesArgument = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="all programs and trainings of yours on this machine")
+    ] = False,
     grace: Annotated[
         float | None,
         typer.Option(
-            min=0, help="seconds between SIGTERM and SIGKILL on this machine; default: 10"
+            parser=common_options.seconds,
+            metavar="TIME",
+            help="between SIGTERM and SIGKILL on this machine: 10, 1m; default: 10",
         ),
     ] = None,
 ) -> None:
     """Stop all jobs named, even if some of them cannot be stopped."""
-    if is_here(target, *names):
+    names = names or []
+    if every == bool(names):
+        raise UserError("name the jobs to stop, or give --all alone", INVALID_INPUT)
+    if every and (target.of_cluster or target.namespace):
+        raise UserError(
+            "--all stops jobs of this machine only: name those of a cluster", INVALID_INPUT
+        )
+    if every:
+        names = _own_names()
+        if not names:
+            print("you have no jobs on this machine")
+            return
+    if every or is_here(target, *names):
         _stop_here(names, 10.0 if grace is None else grace)
         return
     from fenka.cli.workloads import cluster_submission
 
     for_each(names, lambda name: cluster_submission.stop(target, name))
+
+
+def _own_names() -> list[str]:
+    """Return what `stop` can be given of this user: gangs and trainings by their own name."""
+    here = known_snapshot()
+    own = [job for job in (here.jobs if here else ()) if job.uid == os.geteuid()]
+    supervised = [name for name in TRAININGS.names() if training_commands.is_running(name)]
+    # Those of a training or a service end with their supervisor.
+    programs = [job.gang or job.name for job in own if job.kind in ("run", "notebook")]
+    return [*dict.fromkeys([*programs, *supervised])]
 
 
 def _stop_here(names: Sequence[str], grace: float) -> None:
@@ -114,7 +143,12 @@ def wait(
     run: RunOption = None,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", metavar="SECONDS", min=0, help="give up then, with code 75"),
+        typer.Option(
+            "--timeout",
+            parser=common_options.seconds,
+            metavar="TIME",
+            help="give up then, with code 75",
+        ),
     ] = None,
 ) -> None:
     """Wait for the end of a job, print how it ended, and exit with its exit code.
@@ -158,7 +192,7 @@ def _wait_for_program(name: str, run: int, timeout: float | None) -> NoReturn:
             break
     if not answer.jobs:
         which = f"run {run} of {name}" if run else f"a job called {name}"
-        raise UserError(f"{which} is not known: `fenka ps -a` lists jobs", INVALID_INPUT)
+        raise UserError(f"{which} is not known: `fenka ps -a` lists jobs")
     # Of a gang, the first member that failed: the others were ended because of it.
     failed = [job for job in answer.jobs if job.status != 0]
     job = min(failed or answer.jobs, key=lambda job: job.ended_at)

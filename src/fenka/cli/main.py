@@ -110,6 +110,7 @@ ADMIN: Groups = {
         ),
         Command("prioritize", "control", "Change the priority of a pending or running job."),
         Command("book", "quota:book", "Keep cards for a time: book, list and cancel."),
+        Command("completion", "completion", "Print the completion of bash, zsh or fish."),
         Command("proxy", "admin.proxy:app", "Install and check libraries in front of the driver."),
     ),
     "Cluster": (
@@ -148,10 +149,13 @@ def run(arguments: Sequence[str]) -> None:
     if words[:1] == ["admin"]:
         words, prefix, rows, show_help = words[1:], "fenka admin", ADMIN_ROWS, admin_help_text
     name = words[0] if words else "--help"
+    if name == "help":
+        # As `git help commit` and `kubectl help get`.
+        return run([*prefix.split()[1:], *words[1:], "--help"])
     if name in ("-h", "--help"):
         print(show_help())
         sys.exit(0 if words else 2)
-    if name == "--version":
+    if name in ("--version", "version"):
         from fenka import __version__
 
         print(f"fenka {__version__}")
@@ -180,7 +184,7 @@ def help_text() -> str:
             f"  {SUMMARY}",
             *_listed(COMMANDS),
             f"More: {', '.join(row.name for row in MORE)}",
-            "Options: --version, -h, --help",
+            "Options: --version, -h, --help. For your shell: fenka completion bash|zsh|fish",
         ]
     )
 

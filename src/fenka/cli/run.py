@@ -14,7 +14,14 @@ import msgspec
 import typer
 
 from fenka.cli import tables
-from fenka.cli.common_options import CoreModeOption, CoreOption, MemoryOption, parse_duration
+from fenka.cli.common_options import (
+    CoreModeOption,
+    CoreOption,
+    MemoryOption,
+    parse_duration,
+    seconds,
+    whole_cards,
+)
 from fenka.cli.error_report import UserError, print_error, report_errors
 from fenka.core.errors import INVALID_INPUT, NOT_EXECUTABLE, PROGRAM_NOT_FOUND
 from fenka.jobs import notebook as jupyter
@@ -41,7 +48,12 @@ class JobOptions:
     gpu_core: CoreOption = None
     gpu_core_mode: CoreModeOption = None
     cards: Annotated[int, typer.Option("--cards", help="slices on this many different cards")] = 1
-    gpus: Annotated[int, typer.Option("--gpus", help="whole cards instead of slices")] = 0
+    gpus: Annotated[
+        int,
+        typer.Option(
+            "--gpus", parser=whole_cards, metavar="N", help="whole cards instead of slices"
+        ),
+    ] = 0
     mig: Annotated[
         str, typer.Option("--mig", metavar="PROFILE", help="a MIG instance of its own: 1g.5gb")
     ] = ""
@@ -73,7 +85,9 @@ class JobOptions:
     no_wait: Annotated[bool, typer.Option("--no-wait", help="fail if nothing is free now")] = False
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", min=0, metavar="SECONDS", help="longest wait for a slice"),
+        typer.Option(
+            "--timeout", parser=seconds, metavar="TIME", help="longest wait for a slice: 60, 1m, 2h"
+        ),
     ] = None
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="run in the background; see fenka logs")

@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from fenka.cli import workload_options
-from fenka.cli.common_options import group, register
+from fenka.cli.common_options import group, register, seconds
 from fenka.cli.control import attach, delete, logs, traffic_split
 from fenka.cli.error_report import UserError
 from fenka.cli.tables import escape
@@ -56,7 +56,9 @@ _updates = group("Change a version of a service; its replicas are replaced one b
 WaitOption = Annotated[bool, typer.Option("--wait", help="until all replicas accept requests")]
 TimeoutOption = Annotated[
     float | None,
-    typer.Option("--timeout", metavar="SECONDS", min=0, help="of --wait; default: no limit"),
+    typer.Option(
+        "--timeout", parser=seconds, metavar="TIME", help="of --wait: 60, 1m; default: no limit"
+    ),
 ]
 
 

@@ -18,6 +18,8 @@ UNITS_MIB = {"MiB": 1, "Mi": 1, "GiB": 1024, "Gi": 1024}
 
 _SIZE = re.compile(r"(-?)([0-9]*)(?:\.([0-9]+))?\s*([A-Za-z]*)")
 
+_MEANT = re.compile(r"([mg])(?:b|ib?)?", re.IGNORECASE)
+
 _UNIT = re.compile(r"([0-9]{0,6})(MiB|GiB)")
 
 _DIGITS = 12
@@ -46,7 +48,12 @@ def parse_memory(text: str, unit_mib: int) -> Memory:
     sign, whole, fraction, suffix = match.groups("")
     fraction = fraction.rstrip("0")
     if suffix and suffix not in UNITS_MIB:
-        raise InvalidSize(f"{suffix!r} in {_shown(text)} is no unit: use MiB or GiB")
+        # G, GB and other letters' cases: some read them as powers of ten.
+        meant = _MEANT.fullmatch(suffix)
+        advice = (
+            f"write {whole}{meant[1].upper()}iB" if meant and not fraction else "use MiB or GiB"
+        )
+        raise InvalidSize(f"{_shown(suffix)} in {_shown(text)} is no unit: {advice}")
     if len(whole) > _DIGITS or len(fraction) > _DIGITS:
         raise InvalidSize(f"{_shown(text)} has too many digits to be a size")
     amount = int(whole or 0)

@@ -16,6 +16,7 @@ NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="a training, notebook, service or program")
 ]
 NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...")]
+SomeNamesArgument = Annotated[list[str] | None, typer.Argument(metavar="NAME...")]
 InstanceOption = Annotated[
     str, typer.Option("-i", "--instance", metavar="NAME", help="an instance or its pod")
 ]

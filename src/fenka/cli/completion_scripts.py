@@ -2,8 +2,18 @@
 
 import shlex
 from collections.abc import Iterator
+from typing import Literal
 
-from deploy.release.command_tree import CommandHelp, OptionHelp
+from fenka.cli.command_tree import CommandHelp, OptionHelp
+
+Shell = Literal["bash", "zsh", "fish"]
+
+PATHS: dict[Shell, str] = {
+    "bash": "bash-completion/completions/fenka",
+    "zsh": "zsh/site-functions/_fenka",
+    "fish": "fish/vendor_completions.d/fenka.fish",
+}
+"""Where shells look for the script, below `share`."""
 
 _POSIX = """\
 # Each function has a table of fenka's commands. A command's key is its words.
@@ -131,9 +141,9 @@ def completions(tree: CommandHelp) -> dict[str, str]:
         "OPTIONS": [line for command in commands for line in _fish_lines(command)],
     }
     return {
-        "bash-completion/completions/fenka": _filled(_BASH, posix),
-        "zsh/site-functions/_fenka": _filled(_ZSH, posix),
-        "fish/vendor_completions.d/fenka.fish": _filled(_FISH, fish),
+        PATHS["bash"]: _filled(_BASH, posix),
+        PATHS["zsh"]: _filled(_ZSH, posix),
+        PATHS["fish"]: _filled(_FISH, fish),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 from typer.main import get_command
 
+from fenka.cli.error_report import EXTRAS
 from fenka.cli.main import ADMIN_ROWS, ADMIN_SUMMARY, SUMMARY, USERS_ROWS, Command, _load
 
 
@@ -72,7 +73,14 @@ def command_tree() -> CommandHelp:
 
 
 def _row(words: tuple[str, ...], row: Command) -> CommandHelp:
-    return _command(words, get_command(_load(row)), row.summary, row.aliases)
+    try:
+        app = _load(row)
+    except ModuleNotFoundError as why:
+        if (why.name or "").partition(".")[0] not in EXTRAS:
+            raise
+        # This installation lacks a package that the command needs.
+        return CommandHelp(words, row.summary, options=(HELP,), aliases=row.aliases)
+    return _command(words, get_command(app), row.summary, row.aliases)
 
 
 def _command(

@@ -8,7 +8,7 @@ import pytest
 
 from fenka.cluster import autoscaling, queue_snapshot
 from fenka.cluster.objects import QUEUE_GATE
-from fenka.dialects import base, gpushare, lease_records, mig_records, nvidia
+from fenka.dialects import base, gpushare, lease_records, mig_records, nvidia, pod_records
 from fenka.dialects.registry import WITH_HAMI
 from fenka.node.free_cards import PREFER_NO_SCHEDULE, TAINT
 from fenka.node.mig_layouts import STATE
@@ -96,15 +96,16 @@ def test_policy_covers_updates_of_all_subresources_by_the_account(account: str) 
 
 
 @needs_helm
-def test_bindings_carry_the_records_of_all_dialects_only() -> None:
-    """The API server copies their annotations to pods."""
+def test_bindings_carry_the_records_of_all_dialects_and_what_is_asked_inside_only() -> None:
+    """The API server copies their annotations to pods. The fake API server refuses the same."""
     (records,) = find(render(), POLICY, "fenka-binding")["spec"]["variables"]
     (others,) = (
         entry
         for entry in find(render(), POLICY, "fenka-records")["spec"]["variables"]
         if entry["name"] == "records"
     )
-    assert records == others
+    more = set(json.loads(records["expression"])) - set(json.loads(others["expression"]))
+    assert more == {*pod_records.ON_BINDINGS} - {*pod_records.RECORDS} == {mig_records.INSIDE}
 
 
 @needs_helm

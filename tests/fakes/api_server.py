@@ -19,8 +19,18 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from fenka.dialects import lease_records, pod_records
+from fenka.dialects.registry import WITH_HAMI
 from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.kube_config import ApiServer
+
+ON_BINDINGS = {
+    *(name for dialect in WITH_HAMI for name in dialect.RECORDS),
+    *lease_records.RECORDS,
+    *pod_records.ON_BINDINGS,
+}
+"""The annotations that a binding may have. Names that end in "-" are one for each container."""
+_NUMBER = re.compile(r"-[0-9]+$")
 
 Json = dict[str, Any]
 Key = tuple[str, str, str]
@@ -421,11 +431,12 @@ class FakeApiServer:
         if pod["spec"].get("nodeName"):
             message = f'pod {key[2]} is already assigned to node "{pod["spec"]["nodeName"]}"'
             raise Refusal(409, "Conflict", message)
+        written = body["metadata"].get("annotations", {})
+        if foreign := [name for name in written if _NUMBER.sub("-", name) not in ON_BINDINGS]:
+            # As the chart's policy does.
+            raise Refusal(403, "Forbidden", f"not a record of a pod's card: {foreign[0]}")
         pod["spec"]["nodeName"] = body["target"]["name"]
-        pod["metadata"]["annotations"] = {
-            **pod["metadata"].get("annotations", {}),
-            **body["metadata"].get("annotations", {}),
-        }
+        pod["metadata"]["annotations"] = {**pod["metadata"].get("annotations", {}), **written}
         self._keep(key, pod, "MODIFIED")
         return {"kind": "Status", "status": "Success"}
 

@@ -20,6 +20,12 @@ from fenka.dialects.card_records import VISIBLE, find_container
 CHOSEN_BY = "fenka.io/chosen-by"
 """Annotation of a bound pod: the policy by which the scheduler chose its card."""
 
+RECORDS: tuple[str, ...] = (CHOSEN_BY,)
+"""The records that pods of every dialect have. The chart has the names, too, in `fenka.recordNames`."""
+
+ON_BINDINGS: tuple[str, ...] = (*RECORDS, mig_records.INSIDE)
+"""The annotations of a binding beside its dialect's records. INSIDE: a node's label, now of the pod."""
+
 
 def encode(
     dialect: base.Dialect,

@@ -3,6 +3,7 @@
 import ctypes.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -176,7 +177,30 @@ def test_unit_starts_and_says_what_is_missing_when_there_is_no_driver(station: W
         station.environment["NOTIFY_SOCKET"] = f"@fenka-test-{os.getpid()}"
         ended = station.fenka("daemon")
         assert manager.recv(1000).startswith(b"READY=1\nSTATUS=this machine has no NVIDIA driver")
-    refused(ended, 69, "this machine has no NVIDIA driver: .*")
+    options = re.escape(str(station.root / "config/fenka/daemon.toml"))
+    refused(
+        ended,
+        69,
+        'this machine has no NVIDIA driver: .*; install it, or write driver = .*, or simulate = "T4" for a '
+        f"simulated card, to {options}; then start the service again",
+    )
+
+
+def test_former_cards_are_named_when_programs_still_use_them(station: Workstation) -> None:
+    """Who follows the advice gets the new cards."""
+    station.start("--simulate", "T4")
+    station.ok("run", "--gpu-mem", "4", "--detach", "--name", "night", "--", "sleep", "1000")
+    station.kill_daemon()
+    refused(
+        station.fenka("daemon", "--simulate", "T4*2"),
+        2,
+        r"programs still use the simulated cards of the daemon before \(T4\), so simulate is not T4\*2 yet: "
+        r"start it with T4 again, .*",
+    )
+    station.start("--simulate", "T4")
+    station.ok("stop", "night")
+    station.ok("daemon", "--stop")
+    station.start("--simulate", "T4*2")
 
 
 @pytest.fixture

@@ -141,6 +141,14 @@ class NoDriver(FenkaError):
     """There is no usable driver. The message says what is missing and what to do."""
 
 
+class DriverNotFound(NoDriver):
+    """No driver's files are in any known place. problem: where they were looked for."""
+
+    def __init__(self, problem: str, advice: str) -> None:
+        super().__init__(f"this machine has no NVIDIA driver: {problem}; install it, {advice}")
+        self.problem = problem
+
+
 class NotWithLinker(NoDriver):
     """The dynamic linker does not find NVML."""
 
@@ -452,10 +460,10 @@ def _search(root: str) -> Path:
     """Return the file of NVML by the table. Raises NoDriver, InvalidDriverRoot."""
     search = driver_places.search(configured=root)
     if search.driver is None:
-        raise NoDriver(
-            f"this machine has no NVIDIA driver: {search.problem}; install it, name its directory with "
-            "`fenka daemon --driver DIRECTORY`, or try simulated cards: "
-            "`fenka daemon --background --simulate T4`"
+        raise DriverNotFound(
+            search.problem,
+            "name its directory with `fenka daemon --driver DIRECTORY`, or try simulated cards: "
+            "`fenka daemon --background --simulate T4`",
         )
     return search.here(search.driver.libraries[_SONAME])
 

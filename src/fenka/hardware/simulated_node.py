@@ -113,6 +113,10 @@ _FIXED: Final = (
 """Fields that identify a card. The others change while the node runs."""
 
 
+class OtherCards(NodeError):
+    """A running card server serves other cards there."""
+
+
 class OtherBuild(NodeError):
     """The card server that runs is another build's: its node has another layout."""
 
@@ -167,7 +171,7 @@ def _fill(target: Any, directory: Path, index: int, card: SimulatedCard) -> None
 
 
 def write_state(directory: Path, spec: tuple[SimulatedCard, ...]) -> None:
-    """Write the cards to the node's state file. Raises NodeError, OtherBuild, OSError."""
+    """Write the cards to the node's state file. Raises NodeError, OtherBuild, OtherCards, OSError."""
     _replace(directory, bytes(_state(directory, spec)))
 
 
@@ -182,7 +186,7 @@ def _replace(directory: Path, content: bytes) -> None:
                     "takes the cards of its programs"
                 )
             if _fixed(current) != _fixed(content):
-                raise NodeError(
+                raise OtherCards(
                     f"a card server already serves other cards in {directory}: "
                     "end its programs and that server first (`fenka sim stop`), or use another directory"
                 )

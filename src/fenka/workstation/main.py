@@ -33,15 +33,15 @@ from fenka.formats.quantities import (
 )
 from fenka.hardware import card_lock
 from fenka.hardware.card_spec import MODELS, parse_spec
-from fenka.hardware.nvml import Driver, Hardware
+from fenka.hardware.nvml import Driver, DriverNotFound, Hardware
 from fenka.hardware.peer_credentials import Peer, user_name
-from fenka.hardware.simulated_node import OtherBuild, SimulatedNode
+from fenka.hardware.simulated_node import OtherBuild, OtherCards, SimulatedNode
 from fenka.isolation import sandbox
 from fenka.isolation.lease_files import read_regular_file, require_native
 from fenka.mig.keeper import InstanceKeeper
 from fenka.mig.manager import InstanceManager, geometries
 from fenka.procfs import boot_id
-from fenka.workstation import files, layouts, presence
+from fenka.workstation import files, layouts, lifetime, presence
 from fenka.workstation.broker import Broker
 from fenka.workstation.containers import cdi_devices
 from fenka.workstation.containers.hook_server import CHARGES, user_id
@@ -277,7 +277,7 @@ def remove_files(runtime: Runtime) -> None:
 @contextlib.contextmanager
 def _hardware(runtime: Runtime, config: DaemonConfig, native: Path) -> Iterator[Hardware]:
     if not config.simulate:
-        with contextlib.closing(Hardware(lambda: Driver.open(root=config.driver))) as hardware:
+        with contextlib.closing(_machine_hardware(runtime, config)) as hardware:
             yield hardware
         return
     node = _simulated_node(runtime, config.simulate, native / "simulated")
@@ -299,6 +299,20 @@ def _hardware(runtime: Runtime, config: DaemonConfig, native: Path) -> Iterator[
             node.stop()
 
 
+def _machine_hardware(runtime: Runtime, config: DaemonConfig) -> Hardware:
+    """Return this machine's cards. Raises NoDriver: to a service's administrator it names the file."""
+    try:
+        return Hardware(lambda: Driver.open(root=config.driver))
+    except DriverNotFound as why:
+        if not lifetime.environment():
+            raise
+        raise DriverNotFound(
+            why.problem,
+            f'or write driver = "DIRECTORY", or simulate = "T4" for a simulated card, to {runtime.options}; '
+            "then start the service again",
+        ) from None
+
+
 def _simulated_node(runtime: Runtime, simulate: str, native: Path) -> SimulatedNode:
     """Return the node with these cards. One of another build is moved aside, where its programs go on."""
     for old in runtime.former_nodes():
@@ -307,6 +321,14 @@ def _simulated_node(runtime: Runtime, simulate: str, native: Path) -> SimulatedN
     cards = parse_spec(simulate)
     try:
         return SimulatedNode.create(runtime.simulated, cards, native)
+    except OtherCards:
+        former = files.load_config(runtime)
+        served = former.simulate if former and former.simulate else "the former cards"
+        raise InvalidOption(
+            f"programs still use the simulated cards of the daemon before ({served}), so simulate is not "
+            f"{simulate} yet: start it with {served} again, in {runtime.options} or by --simulate, end the "
+            "programs (`fenka stop`), and change it then"
+        ) from None
     except OtherBuild:
         # Programs reach it by the directory itself, not by its name. A former node with this name has ended.
         runtime.simulated.rename(runtime.root / f"simulated-{len(runtime.former_nodes())}")

@@ -100,6 +100,9 @@ def test_own_program_is_resized(serve: Serve, watched: Watched) -> None:
     server = serve("workstation")
     page = _open(watched, server.entry, "program/job-1")
     page.get_by_role("button", name="Resize").click()
+    # The command takes both.
+    label = page.get_by_role("dialog").locator("label[for=resize-memory]")
+    expect(label).to_have_text("Memory, as for fenka run --gpu-mem: units, or 6GiB")
     page.get_by_role("textbox", name=re.compile("^Memory")).fill("6GiB")
     page.get_by_role("textbox", name=re.compile("^Memory")).press("Enter")
     expect(page.get_by_role("dialog")).to_be_hidden()

@@ -18,7 +18,8 @@ import pytest
 from fenka.cli.demo import Kernel, KernelFailed
 from fenka.jobs.in_pod import notebook_server
 from fenka.jobs.in_pod.notebook_server import read_usage
-from fenka.jobs.notebook import hash_password
+from fenka.jobs.notebook import Reach, hash_password, unnamed_sentence
+from fenka.jobs.notebook import url as notebook_url
 from tests.jupyter_login import logged_in, login
 from tests.workstation.conftest import Workstation, eventually, refused
 
@@ -103,7 +104,8 @@ def test_ports_differ_when_notebooks_start_together(t4: Workstation) -> None:
     ]
     printed = [process.communicate() for process in starting]
     with logs_on_failure(t4):
-        assert [error for _, error in printed] == ["", "", ""]
+        for _, error in printed:
+            assert re.fullmatch(r"from another machine: `ssh -L .*\n", error)
         ports = {urllib.parse.urlsplit(line.split(": ")[1]).port or 0 for line, _ in printed}
         assert len(ports) == 3
         for line, _ in printed:
@@ -138,6 +140,88 @@ def _status(port: int, host: str, reached: socket.socket | None = None, **fields
         server.sock = reached
         server.request("GET", "/api/contents", headers={"Host": host, **fields})
         return server.getresponse().status
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"ip": "127.0.0.2"}, "as your Jupyter settings have ServerApp.ip"),
+        (
+            {"allow_remote_access": True},
+            "as your Jupyter settings have ServerApp.allow_remote_access",
+        ),
+    ],
+)
+def test_notebook_says_why_it_has_no_name_of_its_own(
+    t4: Workstation, tmp_path: Path, settings: dict[str, object], reason: str
+) -> None:
+    """A setting of the user forbids it one, and then nobody is promised what only a name gives."""
+    (tmp_path / "jupyter_server_config.json").write_text(json.dumps({"ServerApp": settings}))
+    t4.environment["JUPYTER_CONFIG_DIR"] = str(tmp_path)
+    started = t4.fenka("notebook", "--gpu-mem", "2", "--name", "nb", "--detach")
+    assert started.returncode == 0
+    assert ".localhost" not in started.stdout
+    assert reason in started.stderr
+    assert "ssh -L" not in started.stderr
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b"evil.example.com",
+        b"0" * 32 + b".localhost\n",
+        b"0" * 32 + b".localhost@evil.example.com",
+        b"\x1b[2J",
+        b"\xff",
+        b"0" * (1 << 20),
+        "link",
+        "pipe",
+        None,
+    ],
+)
+def test_address_is_jupyters_own_when_a_program_wrote_the_name(
+    tmp_path: Path, written: bytes | str | None
+) -> None:
+    """Programs of a notebook may write where its server does. What is no name of ours is not shown."""
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    named = runtime / "fenka-name-1"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        url = f"http://127.0.0.1:{port}/"
+        (runtime / "jpserver-1.json").write_text(
+            json.dumps({"url": url, "hostname": "127.0.0.1", "port": port, "pid": 1})
+        )
+        if written == "link":
+            (tmp_path / "name").write_text(f"{'0' * 32}.localhost")
+            named.symlink_to(tmp_path / "name")
+        elif written == "pipe":
+            os.mkfifo(named)
+        elif isinstance(written, bytes):
+            named.write_bytes(written)
+        assert notebook_url(tmp_path) == f"{url}lab"
+        sentence = unnamed_sentence(tmp_path, "nb", Reach())
+        assert "its Jupyter does not load fenka's guard" in sentence
+        assert unnamed_sentence(tmp_path, "nb", Reach(host="127.0.0.1")) == ""
+        named.unlink(missing_ok=True)
+        named.write_text(f"{'0' * 32}.localhost")
+        assert notebook_url(tmp_path) == f"http://{'0' * 32}.localhost:{port}/lab"
+
+
+def test_file_about_a_server_is_ignored_when_it_is_none(tmp_path: Path) -> None:
+    """A pipe, a link, a huge file and a URL that is none: nothing waits, and nothing fails."""
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    os.mkfifo(runtime / "jpserver-1.json")
+    (runtime / "jpserver-2.json").symlink_to("/dev/zero")
+    with (runtime / "jpserver-3.json").open("wb") as file:
+        file.truncate(1 << 40)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        (runtime / "jpserver-4.json").write_text(
+            json.dumps({"url": "http://[", "hostname": "127.0.0.1", "port": port})
+        )
+        assert notebook_url(tmp_path) is None
 
 
 def test_notebook_fails_when_its_directory_is_missing(t4: Workstation) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
-from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -16,7 +15,7 @@ import typer
 from fenka.cli import workload_options
 from fenka.cli.common_options import NamespaceOption, Target, parse_duration
 from fenka.cli.error_report import UserError, print_error, report_errors
-from fenka.cli.run import JobOptions, detach, with_directory
+from fenka.cli.run import JobOptions, detach, print_notes, with_directory
 from fenka.cli.workloads.arguments import JobTarget
 from fenka.cli.workloads.selection import is_here
 from fenka.cli.world import runs_here
@@ -29,7 +28,6 @@ from fenka.jobs.workload import parse_fields
 from fenka.local import lease_jobs, runs
 from fenka.local.launch import Launcher
 from fenka.local.records import NOTEBOOKS, NotebookRecord
-from fenka.server.loopback_name import tunnel_sentence
 from fenka.workstation import paths
 
 MAX_FILE_BYTES = 4096
@@ -300,14 +298,14 @@ def _run_here(record: NotebookRecord, launcher: Launcher, *, detached: bool) -> 
         detach(launcher, job_dir)
     code = run_attached(
         lambda: launcher.exec_program(print_error, jupyter.ignore_interrupts),
-        lambda pid: jupyter.follow(pid, job_dir, lambda url: _announce(url, job_dir)),
+        lambda pid: jupyter.follow(
+            pid, job_dir, lambda url: _announce(url, job_dir, launcher.spec.name)
+        ),
         report_errors,
     )
     sys.exit(code)
 
 
-def _announce(url: str, job_dir: Path) -> None:
+def _announce(url: str, job_dir: Path, name: str) -> None:
     print(f"notebook: {url}", flush=True)
-    path = jupyter.socket_path(job_dir)
-    if path.is_socket():
-        print(tunnel_sentence(urlsplit(url).port or 0, str(path)), file=sys.stderr, flush=True)
+    print_notes(url, job_dir, name)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, NoReturn
+from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -36,7 +37,9 @@ from fenka.jobs.job_spec import (
 from fenka.jobs.processes import FAILED, STARTED, BackgroundProcess, Notify, start_in_background
 from fenka.local import runs
 from fenka.local.launch import Launcher
+from fenka.local.records import NOTEBOOKS
 from fenka.local.workload import parse_priority
+from fenka.server.loopback_name import tunnel_sentence
 from fenka.workstation import paths
 
 
@@ -333,6 +336,16 @@ def detach(launcher: Launcher, job_dir: Path) -> NoReturn:
     sys.exit(0)
 
 
+def print_notes(url: str, job_dir: Path, name: str) -> None:
+    """Print to stderr how a notebook is reached from another machine, and what its address does not give."""
+    path = jupyter.socket_path(job_dir)
+    if path.is_socket():
+        print(tunnel_sentence(urlsplit(url).port or 0, str(path)), file=sys.stderr, flush=True)
+    record = NOTEBOOKS.load(name)
+    if sentence := jupyter.unnamed_sentence(job_dir, name, record.reach):
+        print_error(sentence)
+
+
 def _print_state(spec: JobSpec, process: BackgroundProcess, job_dir: Path) -> None:
     """Print the state of a job in the background. Raises JobNotStarted, NotebookFailed."""
     for line in process.status_lines():
@@ -344,5 +357,6 @@ def _print_state(spec: JobSpec, process: BackgroundProcess, job_dir: Path) -> No
         with tables.spinner(f"{spec.name}: starting Jupyter …"):
             url = jupyter.await_url(process.pid, job_dir, spec.name)
         print(f"{spec.name}: {url}")
+        print_notes(url, job_dir, spec.name)
     else:
         print(f"{spec.name}: started, see `fenka logs {spec.name}`")

@@ -31,7 +31,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -44,10 +44,11 @@ from msgspec import Meta
 from fenka.core.errors import FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.installation import how_to_add_extra
+from fenka.isolation.lease_files import read_regular_file
 from fenka.jobs import notebook_guard
 from fenka.jobs.in_pod import notebook_server
 from fenka.jobs.workload import DEFAULT_SERVICE, PodOptions, ServiceType, validate_name
-from fenka.server.loopback_name import new_name
+from fenka.server.loopback_name import DOMAIN, NAME_BYTES, new_name
 
 SERVICE_TYPES: tuple[ServiceType, ...] = get_args(ServiceType)
 
@@ -247,9 +248,15 @@ _BASE_URL = re.compile(r"/([A-Za-z0-9._~@%-]+/)*[A-Za-z0-9._~@%-]*")
 Settings = dict[str, dict[str, object]]
 """Jupyter's settings: by class, by name."""
 
-READY_TIMEOUT_S = 60.0
-"""A cold start of JupyterLab takes a few seconds; a minute covers a slow disk."""
+READY_TIMEOUT_S = 300.0
+"""A cold start of JupyterLab takes a few seconds, or a minute where disk and processors are busy."""
 POLL_INTERVAL_S = 0.05
+
+OWN_NAME = re.compile(rf"[0-9a-f]{{{2 * NAME_BYTES}}}\.{DOMAIN}")
+"""As `new_name` makes it."""
+MAX_NAME_BYTES = 80
+MAX_SERVER_FILE_BYTES = 64 << 10
+"""Of Jupyter's file about a server, which has a dozen short fields."""
 
 CONNECT_TIMEOUT_S = 1.0
 """For a server on this machine to accept a connection."""
@@ -444,12 +451,24 @@ class _Server(msgspec.Struct):
     pid: int = 0
 
     def address(self, runtime_dir: Path) -> str:
-        """Return its URL, by the name that it answers to."""
-        named = Path(notebook_guard.name_file(str(runtime_dir), self.pid))
-        # A FIFO would wait for somebody who writes, and names are short.
-        name = named.read_text()[:80] if named.is_file() and named.stat().st_size < 80 else ""
+        """Return its URL, by the name that it answers to. Raises OSError, ValueError."""
+        said = _name_of(runtime_dir, self.pid)
         parts = urlsplit(self.url)
-        return urlunsplit(parts._replace(netloc=f"{name}:{self.port}")) if name else self.url
+        named = OWN_NAME.fullmatch(said)
+        return urlunsplit(parts._replace(netloc=f"{said}:{self.port}")) if named else self.url
+
+
+def _name_of(runtime_dir: Path, pid: int) -> str:
+    """Return what a server's guard has written: its name, or the setting that has switched it off.
+
+    Empty for nothing, and for a file that no guard writes: programs of the notebook may write there, too.
+    """
+    path = Path(notebook_guard.name_file(str(runtime_dir), pid))
+    try:
+        said = read_regular_file(path, MAX_NAME_BYTES).decode("ascii")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return said if OWN_NAME.fullmatch(said) or said in notebook_guard.SWITCHES else ""
 
 
 def listens(place: str | tuple[str, int]) -> bool:
@@ -468,16 +487,44 @@ def listens(place: str | tuple[str, int]) -> bool:
 
 def url(job_dir: Path) -> str | None:
     """Return the server's URL once it accepts connections."""
-    # Reading a FIFO would wait for somebody who writes.
-    for path in filter(Path.is_file, sorted((job_dir / "runtime").glob("jpserver-*.json"))):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            server = msgspec.json.decode(path.read_bytes(), type=_Server)
+    for server in _servers(job_dir):
+        # A setting or a program of the notebook may have written what is no URL.
+        with contextlib.suppress(OSError, ValueError):
             # It writes its file before it listens.
             if listens(server.sock or (server.hostname, server.port)):
-                return f"{server.address(path.parent)}lab" + (
+                return f"{server.address(job_dir / 'runtime')}lab" + (
                     f"?token={server.token}" if server.token else ""
                 )
     return None
+
+
+def _servers(job_dir: Path) -> Iterator[_Server]:
+    for path in sorted((job_dir / "runtime").glob("jpserver-*.json")):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            yield msgspec.json.decode(read_regular_file(path, MAX_SERVER_FILE_BYTES), type=_Server)
+
+
+def unnamed_sentence(job_dir: Path, name: str, reach: Reach) -> str:
+    """Return why a server that answers has no name of its own, and what that costs; empty if it has one.
+
+    reach: where it was told to listen. Who names an address gets no other one.
+    """
+    if reach.host:
+        return ""
+    for server in _servers(job_dir):
+        said = _name_of(job_dir / "runtime", server.pid)
+        if OWN_NAME.fullmatch(said):
+            return ""
+        why = (
+            f"your Jupyter settings have ServerApp.{said}"
+            if said
+            else f"its Jupyter does not load fenka's guard: use jupyter-server 2, and see `fenka logs {name}`"
+        )
+        return (
+            f"{name} has no host name of its own, as {why}; so a program that takes its port later may get "
+            "its cookies from your browser"
+        )
+    return ""
 
 
 def await_url(pid: int, job_dir: Path, name: str) -> str:

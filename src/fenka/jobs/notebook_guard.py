@@ -23,15 +23,36 @@ MAX_PATH_BYTES = 107
 """Of a Unix socket, as unix(7) has it."""
 
 
+SWITCHES = ("ip", "allow_remote_access", "certfile", "sock")
+"""Settings by which users have their server listen elsewhere: then it has no name of its own."""
+
+
 def name_file(runtime_dir: str, pid: int) -> str:
-    """Return the file with the name to which a server answers. It is there only if the server has it."""
+    """Return the file with the name to which a server answers, or with the setting that forbids it one."""
     return os.path.join(runtime_dir, f"fenka-name-{pid}")
+
+
+def _switch(app: Any) -> str:
+    """Return the first setting by which the server has no name of its own; empty for none."""
+    given = {name: getattr(app, name, None) for name in SWITCHES}
+    given["ip"] = given["ip"] not in RESOLVED
+    return next((name for name in SWITCHES if given[name]), "")
 
 
 def _load_jupyter_server_extension(app: Any) -> None:
     """Refuse other names, unless the user's settings have the server listen elsewhere."""
-    if app.ip not in RESOLVED or app.allow_remote_access or app.certfile or app.sock:
-        return
+    off = _switch(app)
+    if not off:
+        _answer_to_name(app)
+    # What a program of the notebook may have left there is replaced, not followed.
+    path = name_file(app.runtime_dir, os.getpid())
+    if os.path.lexists(path):
+        os.unlink(path)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(off or NAME)
+
+
+def _answer_to_name(app: Any) -> None:
     from tornado.web import RequestHandler
 
     class OtherName(RequestHandler):
@@ -47,8 +68,6 @@ def _load_jupyter_server_extension(app: Any) -> None:
     app.web_app.add_handlers(f"(?!{re.escape(NAME)}$).*", [(".*", OtherName)])
     app.custom_display_url = f"http://{NAME}:{app.port}{app.base_url}lab"
     _listen_at_socket(app)
-    with open(name_file(app.runtime_dir, os.getpid()), "w") as file:
-        file.write(NAME)
 
 
 def _listen_at_socket(app: Any) -> None:

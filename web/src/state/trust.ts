@@ -19,6 +19,9 @@ const CONTEXT = "fenka dashboard ";
 /** Characters of a proof with what is around it. */
 const MAX_ANSWER = 200;
 
+/** For a whole proof. A stranger's answer may come a byte at a time. */
+const PROOF_MS = 10_000;
+
 /** For a request, while the stream is opened again. */
 const PATIENCE_MS = 3000;
 
@@ -59,7 +62,7 @@ class Trust {
     if (ENCRYPTED || token() === "" || this.#provable === false) return;
     const challenge = hex(crypto.getRandomValues(new Uint8Array(16)));
     const answer = await fetch(`api/proof?challenge=${challenge}`, {
-      signal,
+      signal: AbortSignal.any([signal, AbortSignal.timeout(PROOF_MS)]),
       cache: "no-store",
       credentials: "omit",
       redirect: "error",

@@ -337,7 +337,7 @@ def detach(launcher: Launcher, job_dir: Path) -> NoReturn:
 
 
 def print_notes(url: str, job_dir: Path, name: str) -> None:
-    """Print to stderr how a notebook is reached from another machine, and what its address does not give."""
+    """Print to stderr the tunnel of a notebook, and the reason for which its address has no own name."""
     path = jupyter.socket_path(job_dir)
     if path.is_socket():
         print(tunnel_sentence(urlsplit(url).port or 0, str(path)), file=sys.stderr, flush=True)

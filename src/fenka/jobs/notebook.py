@@ -459,7 +459,7 @@ class _Server(msgspec.Struct):
 
 
 def _name_of(runtime_dir: Path, pid: int) -> str:
-    """Return what a server's guard has written: its name, or the setting that has switched it off.
+    """Return the text of a server's guard: its name, or the setting that has switched the guard off.
 
     Empty for nothing, and for a file that no guard writes: programs of the notebook may write there, too.
     """
@@ -488,7 +488,7 @@ def listens(place: str | tuple[str, int]) -> bool:
 def url(job_dir: Path) -> str | None:
     """Return the server's URL once it accepts connections."""
     for server in _servers(job_dir):
-        # A setting or a program of the notebook may have written what is no URL.
+        # A setting or a program of the notebook may have written another text than a URL.
         with contextlib.suppress(OSError, ValueError):
             # It writes its file before it listens.
             if listens(server.sock or (server.hostname, server.port)):
@@ -505,7 +505,7 @@ def _servers(job_dir: Path) -> Iterator[_Server]:
 
 
 def unnamed_sentence(job_dir: Path, name: str, reach: Reach) -> str:
-    """Return why a server that answers has no name of its own, and what that costs; empty if it has one.
+    """Return a sentence on why a server has no name of its own, and on the cost; empty if it has one.
 
     reach: where it was told to listen. Who names an address gets no other one.
     """

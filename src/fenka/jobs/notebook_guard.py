@@ -44,7 +44,7 @@ def _load_jupyter_server_extension(app: Any) -> None:
     off = _switch(app)
     if not off:
         _answer_to_name(app)
-    # What a program of the notebook may have left there is replaced, not followed.
+    # A file that a program of the notebook has left there is replaced. A link is not followed.
     path = name_file(app.runtime_dir, os.getpid())
     if os.path.lexists(path):
         os.unlink(path)

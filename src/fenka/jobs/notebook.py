@@ -507,7 +507,7 @@ def _servers(job_dir: Path) -> Iterator[_Server]:
 def unnamed_sentence(job_dir: Path, name: str, reach: Reach) -> str:
     """Return a sentence on why a server has no name of its own, and on the cost; empty if it has one.
 
-    reach: where it was told to listen. Who names an address gets no other one.
+    reach: where it was told to listen. A user who names an address gets no other one.
     """
     if reach.host:
         return ""

@@ -245,10 +245,28 @@ def install_native(target: Path, complete: Callable[[Path], None] = lambda _: No
     installed = target / digest
     if not installed.exists():
         fresh = installed.with_suffix(f".{os.getpid()}")
-        shutil.copytree(native.DIRECTORY, fresh)
-        complete(fresh)
-        fresh.rename(installed)
+        try:
+            _copy_tree(native.DIRECTORY, fresh)
+            complete(fresh)
+            fresh.rename(installed)
+        except OSError:
+            shutil.rmtree(fresh, ignore_errors=True)  # Half a copy would keep the disk full.
+            raise
     return installed
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    """Copy a directory. Raises OSError of the first file that fails, where shutil lists all as text."""
+    target.mkdir(parents=True)
+    for path in sorted(source.rglob("*")):
+        copy = target / path.relative_to(source)
+        if path.is_dir():
+            copy.mkdir()
+            continue
+        try:
+            shutil.copy2(path, copy)
+        except OSError as why:
+            raise OSError(why.errno, why.strerror, str(why.filename2 or copy)) from None
 
 
 def require_native() -> None:

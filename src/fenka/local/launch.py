@@ -32,7 +32,12 @@ from fenka.jobs.notebook import LOOPBACK, taken_port
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, run_child
 from fenka.local import gang, workload
 from fenka.workstation import protocol
-from fenka.workstation.client import DaemonConnection, DaemonUnavailable, connect
+from fenka.workstation.client import (
+    DaemonConnection,
+    DaemonNotStarting,
+    DaemonUnavailable,
+    connect,
+)
 from fenka.workstation.paths import Runtime, port_reservations, system_start
 
 T = TypeVar("T")
@@ -185,7 +190,7 @@ class Launcher:
             if not (self.runtime.foreign and self.wait):
                 raise
             notify(_root_starts())
-            connection = _reconnect(self.runtime, deadline, lambda _: None)
+            connection = _reconnect(self.runtime, deadline, notify, reported=True)
         while True:
             try:
                 connection.send(request)
@@ -494,10 +499,17 @@ def _root_starts() -> str:
     return f"waiting for this machine's daemon: root has to start it, with {system_start()}"
 
 
-def _reconnect(runtime: Runtime, deadline: float | None, notify: Notify) -> DaemonConnection:
-    """Wait for the next daemon. `notify` gets a line if only root can start it, after a while."""
+def _reconnect(
+    runtime: Runtime, deadline: float | None, notify: Notify, *, reported: bool = False
+) -> DaemonConnection:
+    """Wait for the next daemon.
+
+    `notify` gets a line when one fails to start for another reason than before. It gets one after a while if
+    only root can start a daemon, unless that is `reported`.
+    """
     silent_until = time.monotonic() + PATIENCE_S
-    reported = not runtime.foreign
+    reported = reported or not runtime.foreign
+    failed = ""
     while True:
         try:
             return connect(runtime, lambda _: None)
@@ -505,7 +517,10 @@ def _reconnect(runtime: Runtime, deadline: float | None, notify: Notify) -> Daem
             over = deadline is not None and time.monotonic() > deadline
             if over or os.environ.get("FENKA_START_DAEMON") == "never":
                 raise LeaseNotGranted(f"gave up waiting: {why}", final=False) from None
-            if not reported and time.monotonic() >= silent_until:
+            if isinstance(why, DaemonNotStarting):
+                if failed != (failed := str(why)):
+                    notify(f"waiting: {failed}")
+            elif not reported and time.monotonic() >= silent_until:
                 reported = True
                 notify(_root_starts())
             time.sleep(RECONNECT_S)

@@ -17,7 +17,7 @@ import msgspec
 from fenka.core.errors import FenkaError
 from fenka.hardware.peer_credentials import peer
 from fenka.jobs import processes
-from fenka.workstation import paths, protocol
+from fenka.workstation import failing_start, paths, protocol
 from fenka.workstation.paths import Runtime, UnsafeDirectory
 
 T = TypeVar("T")
@@ -53,6 +53,10 @@ class DaemonUnavailable(FenkaError):
     """No daemon answers, and none could be started."""
 
 
+class DaemonNotStarting(DaemonUnavailable):
+    """No daemon answers, since it fails to start; the message says why."""
+
+
 class DaemonDisplaced(DaemonUnavailable):
     """A daemon runs whose directory was removed and cannot be made again."""
 
@@ -86,7 +90,7 @@ class DaemonConnection:
                 self._open(opened, previous)
             except OSError as why:
                 if previous is not None or not await_return(runtime):
-                    raise DaemonUnavailable(unavailable_reason(runtime, why)) from None
+                    raise _unavailable(runtime, why) from None
                 self._open(opened, None)
             if not previous:
                 check_server(runtime, self._socket)
@@ -305,6 +309,13 @@ def stop_jobs(runtime: Runtime, names: list[str], grace_s: float = 10.0) -> None
         raise RequestFailed("; ".join(answer.failures))
 
 
+def _unavailable(runtime: Runtime, why: OSError) -> DaemonUnavailable:
+    """Return the error for a daemon that does not answer, with the reason if it fails to start."""
+    if sentence := failing_start.failure(runtime):
+        return DaemonNotStarting(f"the fenka daemon does not start: {sentence}")
+    return DaemonUnavailable(unavailable_reason(runtime, why))
+
+
 def unavailable_reason(runtime: Runtime, why: OSError) -> str:
     """Return the sentence for a daemon that does not answer."""
     where = f"no fenka daemon answers at {runtime.socket} ({why.strerror})"
@@ -344,7 +355,7 @@ def start_daemon(
         if reason is None or _answers(runtime, process):
             return process
         if process.returncode != EXIT_ALREADY_RUNNING:
-            raise DaemonUnavailable(reason)
+            raise DaemonNotStarting(reason)
         if time.monotonic() > deadline:
             raise DaemonUnavailable(
                 f"no daemon answers within {START_TIMEOUT_S:.0f} s, though {reason}"
@@ -405,7 +416,8 @@ def _launch(
         except subprocess.TimeoutExpired:
             process.kill()
         raise
-    _record(runtime, output)
+    if not _recorded(runtime, output):
+        _record(runtime, output)
     return process, _failure_reason(output, process.returncode)
 
 
@@ -413,6 +425,18 @@ def _record(runtime: Runtime, output: bytes) -> None:
     """Write to the log what a daemon printed before it was ready."""
     with contextlib.suppress(OSError), open(runtime.log, "ab", opener=open_log) as log:
         log.write(output)
+
+
+def _recorded(runtime: Runtime, output: bytes) -> bool:
+    """Return whether the log ends with this output, as when clients start a daemon that fails."""
+    from fenka.isolation.lease_files import open_regular_file
+
+    try:
+        with open_regular_file(runtime.log) as log:
+            log.seek(-len(output), os.SEEK_END)
+            return log.read() == output
+    except OSError:  # There is no log, or a shorter one.
+        return False
 
 
 def _read_output(pipe: int, deadline: float, on_waiting: Callable[[], None]) -> bytes:

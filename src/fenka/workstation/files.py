@@ -298,7 +298,7 @@ def install_native(runtime: Runtime) -> Path:
     """Return a directory of the native libraries that all users of the daemon can read.
 
     A system daemon copies them, because it may be installed in a private home directory. Raises
-    FileNotFoundError.
+    FileNotFoundError, OSError.
     """
     if runtime.system:
         return install_system_native()
@@ -310,7 +310,9 @@ def install_system_native() -> Path:
     """Return the libraries of a system daemon and of containers. Raises FileNotFoundError."""
 
     def add_preload(directory: Path) -> None:
-        (directory / PRELOAD.name).write_text(f"{SHIM}\n")
+        path = directory / PRELOAD.name
+        with isolation_files.with_file_name(path):
+            path.write_text(f"{SHIM}\n")
 
     return isolation_files.install_native(SYSTEM_NATIVE, add_preload)
 

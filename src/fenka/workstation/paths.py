@@ -10,6 +10,7 @@ root or this user and be writable by nobody else, or be sticky like /tmp.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import socket
@@ -148,6 +149,8 @@ class Runtime:
         try:
             self.root.mkdir(mode=0o755 if self.system else 0o700, parents=True, exist_ok=True)
         except OSError as why:
+            if why.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise  # Another directory of the same disk would not help.
             raise UnsafeDirectory(
                 f"{self.root} cannot be made ({why.strerror}): name another directory in FENKA_RUNTIME"
             ) from None

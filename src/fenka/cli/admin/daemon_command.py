@@ -15,11 +15,12 @@ import typer
 
 from fenka import procfs
 from fenka.build import build_id
-from fenka.cli.error_report import UserError
+from fenka.cli.error_report import UserError, print_error
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.hardware.nvml import NoDriver
 from fenka.hardware.peer_credentials import peer
-from fenka.workstation import client, files, lifetime, main, paths, protocol
+from fenka.isolation.lease_files import describe_os_error
+from fenka.workstation import client, failing_start, files, lifetime, main, paths, protocol
 from fenka.workstation.daemon import Daemon
 from fenka.workstation.files import AlreadyRunning, DaemonConfig
 from fenka.workstation.lifetime import ShutdownSignals
@@ -328,13 +329,14 @@ def _serve(
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     log = client.open_log(str(runtime.log), flags) if background_child else None
     parent, waiting = os.getppid(), False
+    reported = failing_start.take_reported()
 
     def ready(daemon: Daemon) -> None:
         if log is not None:
             _redirect_to_log(log)
         with contextlib.suppress(OSError):  # The disk is full: that is no reason to end.
             _announce(daemon)
-        lifetime.notify("READY=1")
+        lifetime.notify("READY=1\nSTATUS=" if reported else "READY=1")
 
     def keep_waiting() -> bool:
         nonlocal waiting
@@ -356,6 +358,9 @@ def _serve(
         if isinstance(why, AlreadyRunning):
             code = client.EXIT_ALREADY_RUNNING if background_child else 1
             raise UserError(str(why), code) from None
+        if isinstance(why, OSError) and lifetime.environment():
+            _wait_for_room(runtime, why, reported, ending)
+            return
         raise
     if ended.moved is not None and not ending.signals:
         environment = {
@@ -368,6 +373,14 @@ def _serve(
         print(f"fenka daemon: ended; {', '.join(ended.jobs)} go on, and the next daemon knows them")
     if signal.SIGINT in ending.signals:
         raise KeyboardInterrupt
+
+
+def _wait_for_room(runtime: Runtime, why: OSError, reported: str, ending: ShutdownSignals) -> None:
+    """Say once why a unit's daemon cannot start, and try again until it can. Return when it is to end."""
+    sentence = describe_os_error(why)
+    if sentence != reported:
+        print_error(sentence)
+    failing_start.try_again(runtime, sentence, lambda: bool(ending.signals))
 
 
 def _serve_again(environment: dict[str, str], background_child: bool, lifeline: bool) -> NoReturn:

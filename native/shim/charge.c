@@ -2,19 +2,9 @@
 
 #include "account.h"
 #include "account_page.h"
-#include "context_charge.h"
 #include "context_state.h"
 #include "deferred_release.h"
 #include "pools.h"
-
-CUresult charge(const struct target *target, uint64_t bytes) {
-    if (!lease_ready())
-        return LEASE_BROKEN;
-    if (target->card != NO_CARD && !context_is_charged(target->card))
-        context_adopt(target->card);
-    CUresult result = charge_alone(target, bytes);
-    return result == CUDA_ERROR_OUT_OF_MEMORY && contexts_poll(target->card) ? charge(target, bytes) : result;
-}
 
 CUresult charge_alone(const struct target *target, uint64_t bytes) {
     /* Zero bytes are granted even when the cap has been lowered below what is held. */

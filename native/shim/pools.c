@@ -10,7 +10,7 @@
 #include "lease.h"
 #include "os.h"
 
-#define MAX_POOLS 256
+#define FIRST_POOLS 256
 
 struct pool {
     CUmemoryPool pool;
@@ -21,8 +21,8 @@ struct pool {
 
 bool pools_stale;
 static struct os_lock lock;
-static struct pool pools[MAX_POOLS];
-static unsigned count;
+static struct pool *pools;
+static unsigned count, room;
 static struct {
     uint64_t nodes;   /* bytes of memory nodes */
     uint64_t pages;   /* that these take, which are charged */
@@ -105,11 +105,27 @@ static bool poll_all(bool trim) {
     return returned;
 }
 
+/* A pool without an entry could not be charged for its pages. */
+static bool make_room(void) {
+    unsigned more = room ? 2 * room : FIRST_POOLS;
+    struct pool *larger = count < room ? NULL : os_alloc_pages(more * sizeof *pools);
+    if (!larger)
+        return count < room;
+    if (pools) {
+        memcpy(larger, pools, count * sizeof *pools);
+        os_unmap(pools, room * sizeof *pools);
+    }
+    pools = larger;
+    room = more;
+    return true;
+}
+
+/* NULL without host memory. */
 static struct pool *find_or_add(unsigned card, CUmemoryPool pool) {
     for (unsigned i = 0; i < count; i++)
         if (pools[i].pool == pool)
             return &pools[i];
-    if (count == MAX_POOLS)
+    if (!make_room())
         return NULL;
     pools[count] = (struct pool){.pool = pool, .card = (uint8_t)card};
     return &pools[count++];
@@ -138,18 +154,19 @@ static bool charge_growth(unsigned card, uint64_t bytes) {
 bool pools_alloc_begin(unsigned card, CUmemoryPool pool, uint64_t bytes, CUresult *refusal) {
     uint64_t reserved_bytes;
     os_lock(&lock);
-    struct pool *entry = query_reserved(pool, &reserved_bytes) ? find_or_add(card, pool) : NULL;
-    if (!entry) {
+    struct pool *entry = NULL;
+    if (!query_reserved(pool, &reserved_bytes)) {
         os_unlock(&lock);
         return false;
     }
     *refusal = CUDA_ERROR_OUT_OF_MEMORY;
-    for (int attempt = 0; attempt < 2 && *refusal; attempt++) {
-        uint64_t in_use = query_used(pool), growth;
+    /* Polling moves entries. */
+    for (int attempt = 0; attempt < 2 && *refusal && (entry = find_or_add(card, pool)); attempt++) {
+        uint64_t wanted, growth;
         charge_exactly(card, &entry->charged, reserved_bytes);
-        growth = bytes > reserved_bytes || in_use > reserved_bytes - bytes ? in_use + bytes - reserved_bytes : 0;
-        if (__builtin_add_overflow(in_use, bytes, &in_use))
+        if (__builtin_add_overflow(query_used(pool), bytes, &wanted))
             break;
+        growth = wanted > reserved_bytes ? rounded_up(wanted, CARD_PAGE) - reserved_bytes : 0;
         if (!growth || charge_growth(card, growth)) {
             entry->charged += growth;
             *refusal = CUDA_SUCCESS;

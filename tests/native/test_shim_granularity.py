@@ -149,6 +149,20 @@ def test_smallest_piece_is_charged_as_much_as_it_takes(
     assert charged >= held >= 300 * 512
 
 
+def test_pools_are_charged_as_much_as_they_take_whatever_their_number(
+    card: Card, program: Client
+) -> None:
+    """A pool takes a page of 2 MiB for its first byte: 600 of them take 1200 MiB."""
+    call = "d.cuMemAllocFromPoolAsync(1, ok(d.cuMemPoolCreate(pinned(d.CUmemPoolProps))), s)"
+    assert program.do(f"[code({call}) for _ in range(600)]") == [0] * 600
+    assert card.lease.held() >= taken(card) >= 1200 * MIB
+    assert (
+        program.do(f"next(answer for _ in range(2000) if (answer := code({call})))")
+        == OUT_OF_MEMORY
+    )
+    assert taken(card) <= card.lease.held() <= CAP
+
+
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

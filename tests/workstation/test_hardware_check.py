@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from fenka.cli.admin.hardware_check import _guarded
+from fenka.cli.admin.hardware_contexts import judge
 from fenka.cli.admin.hardware_station import NotPossible, Partial
 from fenka.core.errors import TEMPORARY_FAILURE
 from fenka.hardware.assumptions import ASSUMPTIONS, Asked, _answer, _asked
@@ -21,6 +22,7 @@ QUICK = ("doctor", "--hardware", "--quick", "-o", "json")
 CERTAIN = (
     "driver",
     "memory limit, driver API",
+    "context of the CUDA runtime",
     "memory of a program in NVML",
     "memory after SIGKILL",
 )
@@ -36,7 +38,9 @@ def test_check_with_a_daemon_of_its_own(station: Workstation) -> None:
     """It compares everything, keeps to the options' file, and leaves neither daemon nor files."""
     options = station.root / "config" / "fenka"
     options.mkdir(parents=True)
-    (options / "daemon.toml").write_text('simulate = "T4"\n')
+    spec = station.root / "spec.toml"
+    spec.write_text('version = 1\n[[card]]\nmodel = "T4"\ncontext_mib = 300\n')
+    (options / "daemon.toml").write_text(f'simulate = "{spec}"\n')
     place = station.root / "t"
     place.mkdir()
     station.environment["TMPDIR"] = str(place)
@@ -46,6 +50,10 @@ def test_check_with_a_daemon_of_its_own(station: Workstation) -> None:
     assert json.loads(file.read_text()) == report
     rows = by_name(report)
     assert {name: rows[name]["verdict"] for name in CERTAIN} == dict.fromkeys(CERTAIN, "ok"), rows
+    assert rows["context of the CUDA runtime"]["measured"] == (
+        "by the simulated driver's table: 0 MiB before the first byte, 300 MiB after it: "
+        "charged by the first allocation"
+    )
     assert rows["memory limit, PyTorch"]["reason"] == "PyTorch needs a real card"
     assert rows["shares 30 and 70"]["measured"], rows["shares 30 and 70"]
     assert rows["time of a launch"]["measured"]
@@ -136,6 +144,24 @@ def test_kernels_are_valid_for_real_cards(card: str, tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict", "words"),
+    [
+        (300, 300, "ok", "charged when it is made"),
+        (0, 300, "ok", "charged by the first allocation"),
+        (0, 0, "differs", "charged to nobody"),
+    ],
+)
+def test_contexts_of_the_runtime_are_judged_by_their_charge(
+    before: int, after: int, verdict: str, words: str
+) -> None:
+    """A program that holds a context without a charge exceeds its slice."""
+    row = judge("libcudart.so.12", before, after, 300)
+    assert row.verdict == verdict
+    assert row.measured.endswith(words)
+    assert bool(row.reason) == (verdict == "differs")
 
 
 def test_verdicts() -> None:

@@ -19,6 +19,8 @@ import msgspec
 
 from fenka import hardware
 from fenka.cli import tables
+from fenka.cli.admin.hardware_contexts import NAME as RUNTIME_CONTEXT
+from fenka.cli.admin.hardware_contexts import runtime_context
 from fenka.cli.admin.hardware_report import Answer, Row, make_report, print_report
 from fenka.cli.admin.hardware_station import (
     BUDGET_S,
@@ -108,6 +110,7 @@ def _steps(station: Station, pace: Pace, torch_python: str) -> list[Callable[[],
         ("driver", lambda: _found(station)),
         ("memory limit, driver API", lambda: _limit(station)),
         ("memory limit, PyTorch", lambda: _torch(station, torch_python)),
+        (RUNTIME_CONTEXT, lambda: [runtime_context(station, _absolute(torch_python))]),
         ("memory of a program in NVML", lambda: _reported(station)),
         ("memory after SIGKILL", lambda: _killed(station)),
         ("time of calls", lambda: _overhead(station, pace)),
@@ -163,11 +166,15 @@ def _limit(station: Station) -> list[Row]:
     ]
 
 
+def _absolute(python: str) -> str:
+    """Return a program's path as it is seen from the directory that programs of the check start in."""
+    return str(Path(python).absolute()) if "/" in python else python
+
+
 def _torch(station: Station, python: str) -> list[Row]:
     if station.before.simulated:
         raise NotPossible("PyTorch needs a real card")
-    # The program starts in another directory.
-    python = str(Path(python).absolute()) if "/" in python else python
+    python = _absolute(python)
     program = [python or sys.executable, str(Path(hardware.__file__).with_name("torch_program.py"))]
     (seen,) = station.ask("", lease=["--name", _NAME], program=program)
     if seen.get("missing"):

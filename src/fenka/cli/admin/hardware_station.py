@@ -141,6 +141,11 @@ class Station:
         return answers
 
     @property
+    def cuda(self) -> str:
+        """Path of the driver, for programs in leases."""
+        return self._inside[_CUDA]
+
+    @property
     def nvml(self) -> str:
         """Path of NVML, for programs outside of leases."""
         return self._outside[_NVML]

@@ -11,7 +11,7 @@ from fenka.kubernetes.election import ADDRESS, LEADER_KNOWN_S, RENEW_DEADLINE_S
 from fenka.scheduler.leader_proxy import FORWARDED
 from fenka.scheduler.main import url
 from fenka.scheduler.server import PREFIX
-from tests.builders import T4_MIB, node_json, on_card, pod_json
+from tests.builders import T4_MIB, node_json, on_card, pod_json, unschedulable
 from tests.fakes.api_server import FakeApiServer, api_server
 from tests.fakes.clock import Clock
 from tests.scheduler.harness import SchedulerHarness, extender, put_pod
@@ -72,6 +72,21 @@ async def test_leader_answers_all_verbs_when_they_arrive_elsewhere() -> None:
             text = await answer.text()
         assert 'fenka_scheduler_forwarded_total{verb="filter"} 2.0' in text
         assert "fenka_scheduler_leading 0.0" in text
+
+
+async def test_queue_is_shown_by_a_follower_when_the_leader_is_gone() -> None:
+    """Each replica follows the cluster, so a viewer costs the leader nothing."""
+
+    async with two_replicas() as (server, one, two):
+        held = put_pod(server, "held", 10, node="n", annotations=on_card(0, 10))
+        waits = put_pod(server, "waits", 12, status=unschedulable("no room"))
+        await until(lambda: two.knows(held, waits))
+        await until(lambda: bool(two.replica.queue.state.snapshot.entries))
+        await one.die()
+        async with two.session.get(f"{two.url}{PREFIX}/queue") as answer:
+            (row,) = await answer.json()
+        assert not two.replica.leadership.leading
+        assert (row["name"], row["why"]) == ("waits", "0/1 GPUs fit: 1 too little memory")
 
 
 async def test_call_is_forwarded_once_when_replicas_disagree_about_the_leader() -> None:

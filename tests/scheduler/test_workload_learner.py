@@ -29,10 +29,10 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC).timestamp() + MIN_RUN_S
 
 
 class Learner:
-    """A learner over a node of cards that are larger than what all pods request."""
+    """A learner over a node of cards of 56 units, on which pods of 4 units are not too small to count."""
 
     def __init__(self, name: str = "bid-price") -> None:
-        self.cluster = ClusterState([a_node("n", *[100 * T4_MIB] * 8)])
+        self.cluster = ClusterState([a_node("n", *[4 * T4_MIB] * 8)])
         self.pods: dict[str, Pod] = {}
         policy = learning_policy(name)
         assert isinstance(policy, TargetPolicy)
@@ -164,14 +164,25 @@ def test_learning_is_done_in_steps_when_there_are_many_new_pods() -> None:
 
 
 def test_workload_is_that_of_the_others_when_one_namespace_floods_it_with_tiny_pods() -> None:
-    """Six times as many pods of a hundredth of a card count for a quarter of those of three quarters."""
+    """Those of a hundredth of a card are not expected, those of a twentieth by what they took."""
     learned = LearnedWorkload(half_life=1_000_000)
     for _ in range(1000):
         learned.observe([Request(Memory(75))], "team", cards=0.75)
         learned.observe([Request(Memory(1))] * 6, "flood", cards=0.01)
+        learned.observe([Request(Memory(5))] * 6, "small", cards=0.05)
     weights = by_units(learned.typical())
-    assert weights[75] > 0.8
-    assert weights.get(1, 0.0) == pytest.approx(0.24 / 1.24, rel=0.02)
+    assert weights == pytest.approx({75: 1 / 2.2, 5: 1.2 / 2.2}, rel=0.02)
+
+
+def test_workload_keeps_the_others_when_tiny_pods_come_after_them() -> None:
+    """Requests were forgotten by the number of further ones, however small: 50,000 were enough."""
+    learned = LearnedWorkload()
+    learned.observe([Request(Memory(75))] * 8000, "team", cards=0.75)
+    learned.observe([Request(Memory(5))] * 48_000, "flood", cards=0.05)
+    weights = by_units(learned.typical())
+    # The flood took 2,400 cards, the others 6,000.
+    assert weights[75] > 0.15
+    assert weights[5] < 0.85
 
 
 def test_workload_is_by_frequency_when_namespaces_have_pods_of_usual_sizes() -> None:
@@ -194,10 +205,10 @@ def test_learned_workload_has_few_kinds_when_a_tenant_asks_for_many() -> None:
 
 
 def test_learned_workload_keeps_the_usual_namespace_when_a_tenant_has_thousands() -> None:
-    """New namespaces replace each other."""
+    """New namespaces replace each other: 255 of them count, each for a fifth of a request."""
     learned = LearnedWorkload()
     learned.observe([Request(Memory(75))] * 100, "team")
     for number in range(10 * MAX_NAMESPACES):
-        learned.observe([Request(Memory(1))], f"flood-{number}", cards=0.01)
-    assert by_units(learned.typical())[75] > 0.8
+        learned.observe([Request(Memory(5))], f"flood-{number}", cards=0.05)
+    assert by_units(learned.typical())[75] > 0.6
     assert learned.kinds <= MAX_NAMESPACES

@@ -1,16 +1,17 @@
 """Rows below the queue: pods that wait for something else, with what."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_groups import MINIMUM_LABEL
-from fenka.cluster.queue_snapshot import SchedulerOptions
+from fenka.cluster.queue_snapshot import QueueSnapshot, SchedulerOptions
 from fenka.cluster.state import ClusterSnapshot
 from fenka.core.queue import Fairness
 from fenka.views.cluster_queue import cluster_queue
-from fenka.views.unqueued_rows import SETTLED_S
+from fenka.views.unqueued_rows import PODS_A_STEP, SETTLED_S, unqueued_steps
 from fenka.views.workloads import QueueRow
 from tests.builders import T4_MIB, a_node, gang_labels, on_card
 from tests.fakes.queue import START, make, pending
@@ -74,3 +75,42 @@ def test_pod_is_not_shown_when_it_was_just_created() -> None:
 def test_pod_is_not_shown_when_it_runs_or_asks_for_no_card() -> None:
     """Nothing of fenka's keeps it."""
     assert rows(make("p", 4, node="n", annotations=on_card(0, 4)), make("q", 0)) == []
+
+
+def test_rows_come_in_steps_when_many_pods_wait() -> None:
+    """Tenants choose how many wait, and all of them were read in one step of the leader's event loop."""
+    pods = [make(f"p{number}", 4) for number in range(10 * PODS_A_STEP)]
+    snapshot = ClusterSnapshot.of([NODE], pods)
+    read = 0
+
+    def counted() -> Iterator[Pod]:
+        nonlocal read
+        for pod in pods:
+            read += 1
+            yield pod
+
+    largest = before = 0
+    asked = list[Pod]()
+
+    def has_nodes(pod: Pod) -> bool:
+        asked.append(pod)
+        return True
+
+    steps = unqueued_steps(
+        counted(), QueueSnapshot(), snapshot.state, has_nodes, {}, START + 100, 3
+    )
+    shown = 0
+    for step in steps:
+        largest, before = max(largest, read + len(asked) - before), read + len(asked)
+        shown += step is not None
+    assert (read, shown, len(asked)) == (len(pods), 3, 3)
+    assert largest <= PODS_A_STEP
+
+
+def test_members_are_asked_in_steps_when_a_gang_is_large() -> None:
+    """Each is a question about all nodes."""
+    pods = [pending(f"g-{number}", 4, labels=gang_labels("g", 50)) for number in range(50)]
+    state = ClusterSnapshot.of([NODE], pods).state
+    steps = list(unqueued_steps(pods, QueueSnapshot(), state, lambda _: True, {}, START + 100))
+    assert len(steps) > len(pods)
+    assert [step.name for step in steps if step is not None] == ["g"]

@@ -40,7 +40,7 @@ from fenka.server.pod_spans import PodSpans, pod_attributes
 from fenka.server.probes import add_probes
 from fenka.views.cluster_queue import queue_rows, unschedulable
 from fenka.views.node_rows import node_rows
-from fenka.views.unqueued_rows import unqueued_rows
+from fenka.views.unqueued_rows import unqueued_steps
 from fenka.views.workloads import QueueRow
 
 
@@ -98,20 +98,20 @@ def queue_text(
         yield from _array(
             chain(
                 islice(queue_rows(snapshot, state), MAX_ENTRIES),
-                islice(_unqueued_rows(state, queue, pods()), MAX_ENTRIES),
+                _unqueued_steps(state, queue, pods()),
             )
         )
 
     return parts
 
 
-def _unqueued_rows(
+def _unqueued_steps(
     state: ClusterState, queue: QueueController, pods: list[Pod]
-) -> Iterator[QueueRow]:
+) -> Iterator[QueueRow | None]:
     now = queue.now()
     paused = {entry.id: refusal.sentence(now) for entry, refusal in queue.state.paused_entries(now)}
     snapshot, has_nodes = queue.state.snapshot, queue.state.has_nodes
-    return unqueued_rows(pods, snapshot, state, has_nodes, paused, now)
+    return unqueued_steps(pods, snapshot, state, has_nodes, paused, now, MAX_ENTRIES)
 
 
 def nodes_text(state: ClusterState, pods: Callable[[], list[Pod]]) -> Callable[[], Iterator[bytes]]:
@@ -120,8 +120,12 @@ def nodes_text(state: ClusterState, pods: Callable[[], list[Pod]]) -> Callable[[
 
 
 def _array(rows: Iterable[Any]) -> Iterator[bytes]:
+    """Yield JSON. Rows that are None are steps on the way to the next one."""
     opening = b"["
     for row in rows:
+        if row is None:
+            yield b""
+            continue
         yield opening + msgspec.json.encode(row)
         opening = b","
     yield b"]" if opening == b"," else b"[]"

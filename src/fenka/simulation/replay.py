@@ -16,7 +16,7 @@ from fenka.core.gangs import NO_LIMITS, PlacementLimits
 from fenka.core.inventory import Node
 from fenka.core.policies.candidates import TargetPolicy
 from fenka.core.policies.target import ExpectedWorkload
-from fenka.core.policies.workload import kind, typical
+from fenka.core.policies.workload import Workload, kind, typical
 from fenka.core.request import Placement
 from fenka.simulation.kube_scheduler import PROFILES, KubeScheduler
 from fenka.simulation.trace import Trace, TracePod
@@ -58,11 +58,12 @@ def replay(  # noqa: PLR0913, PLR0917
     seed: int = 0,
     without_cards: str = BY_POLICY,
     progress: Callable[[int], object] = lambda _: None,
+    expected: Workload | None = None,
 ) -> Outcome:
     """Place the pods as they arrive.
 
     Args:
-        trace: its pods are the expected workload.
+        trace: what arrives, and where.
         nodes: the trace's, as they are named for ties.
         arrivals: the pods in their order.
         policy: a name in SCORES.
@@ -70,8 +71,11 @@ def replay(  # noqa: PLR0913, PLR0917
         seed: of the random policy, and of kube-scheduler's choice among equal nodes.
         without_cards: the placer of pods without cards, one of WITHOUT_CARDS.
         progress: called with the number of pods that have arrived.
+        expected: the expected workload; None: that of the trace's pods.
     """
-    target = ExpectedWorkload(typical(Counter(kind(pod.request) for pod in trace.pods)), seed)
+    if expected is None:
+        expected = typical(Counter(kind(pod.request) for pod in trace.pods))
+    target = ExpectedWorkload(expected, seed)
     kube_scheduler = (
         KubeScheduler(without_cards, Random(seed)) if without_cards in PROFILES else None
     )

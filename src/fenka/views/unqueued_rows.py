@@ -4,7 +4,7 @@ A scheduling gate of another program, a gang without all its pods, a request tha
 policy that refuses the pod. Pods change until they are old enough: kube-scheduler needs a moment for each.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
 from fenka.cluster.objects import QUEUE_GATE, Pod, seconds
 from fenka.cluster.pod_groups import group_key, pod_group
@@ -22,6 +22,10 @@ MAX_NAMES = 3
 
 BELOW = 0
 """Position of a row that is not in the queue."""
+
+
+PODS_A_STEP = 200
+"""Pods that are read before others have their turn on the event loop."""
 
 
 def unqueued_rows(
@@ -42,26 +46,52 @@ def unqueued_rows(
         refused: sentences of entries that neither reserve nor preempt, by ID.
         now: Unix seconds.
     """
+    steps = unqueued_steps(pods, scheduled, state, has_nodes, refused, now)
+    return (row for row in steps if row is not None)
+
+
+def unqueued_steps(  # noqa: PLR0913, PLR0917
+    pods: Iterable[Pod],
+    scheduled: QueueSnapshot,
+    state: ClusterState,
+    has_nodes: Callable[[Pod], bool],
+    refused: Mapping[str, str],
+    now: float,
+    most: int | None = None,
+) -> Iterator[QueueRow | None]:
+    """Yield the rows of `unqueued_rows`, and None after each PODS_A_STEP pods: tenants choose how many wait.
+
+    most: rows at most, those that have waited the longest; None for all.
+    """
     waiting: dict[str, list[Pod]] = {}
     gangs: dict[str, list[Pod]] = {}
-    for pod in pods:
+    since: dict[str, float] = {}
+    for number, pod in enumerate(pods, start=1):
+        if number % PODS_A_STEP == 0:
+            yield None
         gang = group_key(pod)
         if gang is not None:
             gangs.setdefault(gang, []).append(pod)
-        if _waits(pod, state) and entry_id(pod) not in scheduled:
-            waiting.setdefault(entry_id(pod), []).append(pod)
-    for name, entry_pods in sorted(waiting.items(), key=lambda item: _since(item[1], now)):
-        if now - _since(entry_pods, now) < SETTLED_S:
-            continue
-        why = refused.get(name) or _obstacle(entry_pods, gangs.get(name, []), has_nodes)
-        entry = PendingEntry(name, tuple(entry_pods))
+        name = entry_id(pod)
+        if _waits(pod, state) and name not in scheduled:
+            waiting.setdefault(name, []).append(pod)
+            since[name] = min(since.get(name, now), _since(pod, now))
+    settled = [name for name, at in since.items() if now - at >= SETTLED_S]
+    yield None
+    first = sorted(settled, key=since.__getitem__)[:most]
+    yield None
+    for name in first:
+        entry = PendingEntry(name, tuple(waiting[name]))
+        why = refused.get(name)
+        if why is None:
+            why = yield from _obstacle(entry.pods, gangs.get(name, []), has_nodes)
         yield QueueRow(
             BELOW,
             entry.name,
             entry.namespace,
             entry.priority,
             requested(entry.pods),
-            _since(entry_pods, now),
+            since[name],
             why=why,
         )
 
@@ -89,13 +119,15 @@ def _waits(pod: Pod, state: ClusterState) -> bool:
     )
 
 
-def _since(pods: Iterable[Pod], now: float) -> float:
-    created = (seconds(pod.metadata.creation_timestamp) for pod in pods)
-    return min(now if at is None else at for at in created)
+def _since(pod: Pod, now: float) -> float:
+    created = seconds(pod.metadata.creation_timestamp)
+    return now if created is None else created
 
 
-def _obstacle(pods: list[Pod], gang: list[Pod], has_nodes: Callable[[Pod], bool]) -> str:
-    """Return why these pods are not in the queue. gang: all pods of their gang."""
+def _obstacle(
+    pods: Sequence[Pod], gang: list[Pod], has_nodes: Callable[[Pod], bool]
+) -> Generator[None, None, str]:
+    """Return why these pods are not in the queue, in steps. gang: all pods of their gang."""
     for pod in pods:
         gates = {gate.name for gate in pod.spec.scheduling_gates} - {QUEUE_GATE}
         if gates:
@@ -111,6 +143,8 @@ def _obstacle(pods: list[Pod], gang: list[Pod], has_nodes: Callable[[Pod], bool]
                 f"no node could hold pod {pod.metadata.name}, even without other pods: fenka why "
                 f"{pod.full_name} says why"
             )
+        # A question about all nodes.
+        yield
     return _missing(pods[0], gang) or next(
         (f"kube-scheduler says: {pod.unschedulable}" for pod in pods if pod.unschedulable),
         "kube-scheduler has not tried it yet: fenka why says what it waits for",

@@ -63,6 +63,9 @@ MAX_SHARE = 1 << 40
 
 MAX_NAMESPACES = 256
 """Namespaces whose requests are counted, at most. The one with the fewest makes room."""
+SMALLEST = 0.05
+"""Requests that take less of a card are not expected. They fit nearly everywhere, and with few of them
+among the expected ones `bid-price` fell below binpack (docs/measurements/placement.md)."""
 OF_SMALL = 4.0
 """A namespace counts as many requests as it has had cards, times this, if it has had more requests."""
 
@@ -113,20 +116,24 @@ class LearnedWorkload:
         self._shares: dict[str, _Share] = {}
 
     def observe(self, requests: Iterable[Request], namespace: str = "", cards: float = 1.0) -> None:
-        """Count requests that came together.
+        """Count requests that came together, unless they took less than SMALLEST.
 
         Args:
             requests: the requests.
             namespace: whose they are.
             cards: how many cards each of them has taken.
         """
+        if cards < SMALLEST:
+            return
         share = self._shares.get(namespace)
         if share is None:
             if len(self._shares) >= MAX_NAMESPACES:
                 del self._shares[min(self._shares, key=lambda name: self._shares[name].weight)]
             share = self._shares[namespace] = _Share()
+        # A request makes others older by what it counts, or many small ones would have them forgotten.
+        growth = self._growth ** min(1.0, OF_SMALL * cards)
         for request in requests:
-            self._scale *= self._growth
+            self._scale *= growth
             share.add(kind(request), self._scale, cards)
         if self._scale > 1e6:
             # Requests that came long ago are forgotten.

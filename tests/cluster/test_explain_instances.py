@@ -118,6 +118,5 @@ def test_gang_is_told_that_it_cannot_be_in_instances() -> None:
     pod = mig_pod_json("p", "4g.20gb", labels=gang_labels("g", 2))
     explained = data(objects(nodes=[NODE], pods=[pod]), "p")
     assert explained["hints"] == [
-        "it can never start as it is: the members of a gang cannot be in MIG instances: CUDA connects "
-        "no two of them"
+        "the members of a gang cannot be in MIG instances: CUDA connects no two of them"
     ]

@@ -20,6 +20,7 @@
 #include "fenka/lease.h"
 #include "lease.h"
 #include "resolve.h"
+#include "resolve_driver.h"
 
 #define CHECK(what)                                                      \
     do {                                                                 \
@@ -39,6 +40,10 @@ static const char *const names[FUNCTIONS] = {
 #define NVML_USE(name) NULL,
 #include "hooks.h"
 };
+
+/* The driver is in this program's namespace, so its environment is the program's. */
+struct dl_functions dl_original;
+void dl_find_original(void) { dl_original.dlsym = dlsym; }
 
 void *resolve(enum function f) {
     void *real = names[f] ? dlsym(driver, names[f]) : NULL;

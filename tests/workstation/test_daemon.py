@@ -257,9 +257,9 @@ def test_context_is_charged_to_the_slice(station: Workstation) -> None:
     spec = station.root / "cards.toml"
     spec.write_text('version = 1\n[[card]]\nmodel = "T4"\ncontext_mib = 300\n')
     station.start("--simulate", str(spec))
-    # 7 of 14 units are 15079 * 7 // 14 = 7539 MiB, of which 300 go to the context.
-    program = station.run("--gpu-mem", "7", "--", *HOLD, "7239")
-    assert program.report() == {"cards": [{"result": 0, "free": 0, "total": 7539}]}
+    # 7 of 14 units are 15079 * 7 // 14 = 7539 MiB, of which 300 go to the context. Pages have 2 MiB.
+    program = station.run("--gpu-mem", "7", "--", *HOLD, "7238")
+    assert program.report() == {"cards": [{"result": 0, "free": 1, "total": 7539}]}
     assert "context 300 MiB a process" in station.ok("doctor")
     neighbour = station.run("--gpu-mem", "7", "--", *HOLD, "7240")
     assert neighbour.report() == {"cards": [{"result": 2, "free": 7239, "total": 7539}]}

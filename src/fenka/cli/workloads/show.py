@@ -78,7 +78,10 @@ def get(
     """Print a workload and its instances."""
     layout_screens = arena if screen_layouts.uses_arena(layout) else screens
     backend = open_backend(target)
-    workload = find(backend, name, choice, positions=True)
+    workload = find(backend, name, choice, positions=output in DATA)
+    if output not in DATA and isinstance(workload, TrainingJob) and workload.status == "PENDING":
+        # The position takes all pods of the cluster, so only a job that waits is read with it.
+        workload = find(backend, name, choice, positions=True)
     shown_events, now = backend.events(workload) if events else [], time.time()
     if tables.print_data(document(workload, now), output, arena=True):
         return

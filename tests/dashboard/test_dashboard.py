@@ -132,16 +132,16 @@ def test_sums_have_users_their_costs_and_waits(station: Workstation) -> None:
 
 
 def test_page_shows_what_commands_say(t4: Workstation) -> None:
-    """S1: three programs of four units that got 4307 MiB each; the fourth waits with the queue's sentence."""
+    """S1: three programs of four units that got 4308 MiB each; the fourth waits with the queue's sentence."""
     for name in ("nb1", "nb2", "nb3"):
-        (held,) = t4.run("--gpu-mem", "4", "--name", name, "--", *HOLD, "4307").report()["cards"]
+        (held,) = t4.run("--gpu-mem", "4", "--name", name, "--", *HOLD, "4308").report()["cards"]
         assert (held["result"], held["total"]) == (0, 4308)
-    waiting = t4.run("--gpu-mem", "4", "--name", "nb4", "--", *HOLD, "4307")
+    waiting = t4.run("--gpu-mem", "4", "--name", "nb4", "--", *HOLD, "4308")
     assert "waiting" in waiting.says()
     with dashboard(t4) as page:
         world = page.shown("nb1", "nb2", "nb3")
         (card,) = world["cards"]
-        assert [(s["used_mib"], s["held_mib"]) for s in card["slices"]] == [(4307, 4308)] * 3
+        assert [(s["used_mib"], s["held_mib"]) for s in card["slices"]] == [(4308, 4308)] * 3
         assert (card["free_units"], card["units"], card["held_mib"]) == (2, 14, 12924)
         (queued,) = json.loads(t4.ok("queue", "-o", "json"))
         (line,) = world["waiting"]

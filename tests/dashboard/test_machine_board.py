@@ -91,7 +91,7 @@ def test_unknown_figures_stay_unknown_in_sums() -> None:
 @pytest.mark.parametrize(
     ("fields", "note"),
     [
-        ({"healthy": False, "free_mib": 0}, "lost or unhealthy: takes no new programs"),
+        ({"healthy": False, "free_mib": 0}, "takes no new programs: lost or unhealthy"),
         ({"cordoned": True, "free_mib": 0}, "its layout is to change: takes no new programs"),
         ({}, ""),
     ],

@@ -20,7 +20,7 @@ FOREIGN = re.compile(
     r"SchedulingGated|UnexpectedAdmissionError|ImagePullBackOff|failed to create containerd task|"
     r"permission denied|/dev/|forbidden|violates PodSecurity|additional properties|unresolvable CDI|"
     r"PreStartContainer|ContainerCreating|Insufficient|--|NODE|fenka_|fenka-node-|cgpu=|free$|waits:|"
-    r"nvidia\.com/|more than any|fenka \w+$"
+    r"nvidia\.com/|more than any|file too short|fenka \w+$"
 )
 """Sentences of other programs, and names: the source does not have them."""
 

@@ -72,7 +72,7 @@ def binding(pod: Pod, node: str, uid: str | None = None) -> dict[str, Any]:
         "name": pod.metadata.name,
         "namespace": "default",
         "uid": uid or pod.metadata.uid,
-        "annotations": {"fenka.io/tried": "yes"},
+        "annotations": {"fenka.io/chosen-by": "yes"},
     }
     target = {"apiVersion": "v1", "kind": "Node", "name": node}
     return {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target}
@@ -89,7 +89,7 @@ async def test_binding_copies_annotations_when_the_uid_matches(cluster: Connecte
         await api.create(path, ApiStatus, binding(pod, "nowhere"), within_s=WAIT_S)
         found = await api.get(f"{PODS}/{pod.metadata.name}", Pod)
         assert found.spec.node_name == "nowhere"
-        assert found.metadata.annotations == {"own": "kept", "fenka.io/tried": "yes"}
+        assert found.metadata.annotations == {"own": "kept", "fenka.io/chosen-by": "yes"}
         with pytest.raises(ApiError) as again:
             await api.create(path, ApiStatus, binding(pod, "elsewhere"))
         assert again.value.status == 409

@@ -324,7 +324,7 @@ static CUresult answer(const char *what, const char *name, u64 a, int b, u64 *ou
                                                : cuMemGetMemPool(&pool, &location, (CUmemAllocationType)a);
     if (!strcmp(what, "new-pool"))
         return cuMemPoolCreate(&pool, &(CUmemPoolProps){.allocType = (CUmemAllocationType)a, .location = location});
-    if (!strcmp(what, "from-pool"))
+    if (!strcmp(what, "from-last-pool"))
         return cuMemAllocFromPoolAsync((CUdeviceptr *)out, a, pool, STREAM);
     if (!strcmp(what, "block"))
         return cuMemCreate((CUmemGenericAllocationHandle *)out, a,

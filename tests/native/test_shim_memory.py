@@ -122,7 +122,7 @@ def test_usual_pool_is_charged_where_its_memory_is(
     client = lease.start_rows()
     client.ask("use -", 0)
     assert client.ask(f"usual-pool {name}", kind, location).code == 0
-    code, pointer, _ = client.ask("from-pool -", GIB)
+    code, pointer, _ = client.ask("from-last-pool -", GIB)
     assert (code, lease.held(0), lease.held(1)) == (0, *charged)
     assert client.ask("give cuMemFreeAsync", pointer).code == 0
     assert (lease.held(0), lease.held(1)) == (0, 0)
@@ -137,10 +137,10 @@ def test_memory_of_no_known_place_is_charged_to_the_current_card(
     client = lease.start_rows()
     client.ask("use -", 1)
     assert client.ask("new-pool -", kind, location).code == 0
-    assert client.ask("from-pool -", GIB).code == 0
+    assert client.ask("from-last-pool -", GIB).code == 0
     assert client.ask("block -", GIB, location).code == 0
     assert (lease.held(0), lease.held(1)) == (0, 2 * GIB)
-    for what in ("from-pool -", "block -"):
+    for what in ("from-last-pool -", "block -"):
         assert client.ask(what, 3 * GIB, location).code == OUT_OF_MEMORY
 
 

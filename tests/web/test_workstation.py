@@ -79,7 +79,7 @@ def test_three_notebooks_share_a_card_and_a_fourth_follows(
         page = watched.page
         page.goto(url)
         for name in NAMES:
-            expect(_slice(page, name)).to_contain_text("4307 of 4308 MiB")
+            expect(_slice(page, name)).to_contain_text("4308 of 4308 MiB")
             share = _slice(page, name).evaluate("item => item.style.width")
             assert float(share.rstrip("%")) == pytest.approx(28.57, abs=0.01)
         expect(_slices(page).last).to_contain_text("free 2")
@@ -90,7 +90,7 @@ def test_three_notebooks_share_a_card_and_a_fourth_follows(
         expect(waiting).to_contain_text(reason)
 
         kill(programs["tf-notebook-2"].pid)
-        expect(_slice(page, "tf-notebook-4")).to_contain_text("4307 of 4308 MiB")
+        expect(_slice(page, "tf-notebook-4")).to_contain_text("4308 of 4308 MiB")
         expect(_slice(page, "tf-notebook-2")).to_have_count(0)
         expect(_slices(page)).to_have_count(4)
         expect(page.get_by_text(reason)).to_have_count(0)
@@ -117,14 +117,14 @@ def test_bars_stay_while_the_daemon_is_away(station: Workstation, watched: Watch
     with _dashboard(station) as url:
         page = watched.page
         page.goto(url)
-        expect(_slice(page, "tf-notebook")).to_contain_text("4307 of 4308 MiB")
+        expect(_slice(page, "tf-notebook")).to_contain_text("4308 of 4308 MiB")
         station.kill_daemon()
         expect(page.get_by_role("alert")).to_contain_text("daemon")
-        expect(_slice(page, "tf-notebook")).to_contain_text("4307 of 4308 MiB")
+        expect(_slice(page, "tf-notebook")).to_contain_text("4308 of 4308 MiB")
         station.start("--simulate", "T4")
         expect(page.get_by_role("alert")).to_have_count(0)
         for name in NAMES:
-            expect(_slice(page, name)).to_contain_text("4307 of 4308 MiB")
+            expect(_slice(page, name)).to_contain_text("4308 of 4308 MiB")
 
 
 def test_own_program_is_stopped_from_the_page(station: Workstation, watched: Watched) -> None:

@@ -35,6 +35,7 @@ def controller(tmp_path: Path) -> Controller:
     runtime = Runtime(tmp_path)
     cards = SimpleNamespace(
         waiting=(),
+        problems={},
         observe=lambda node: (node, {}),
         unleased=lambda _: NOTHING_UNLEASED,
     )

@@ -242,7 +242,7 @@ def test_card_is_not_leased_when_it_is_lost(station: Workstation) -> None:
     assert other.report()["cards"][0]["result"] == 0
     assert station.jobs()["other"]["slices"][0]["card"] == 0
     station.ok("sim", "card", "1", "--lose")
-    assert "the driver has lost it" in station.fenka("doctor").stdout
+    assert "it has fallen off the bus" in station.fenka("doctor").stdout
     refused = station.fenka("run", "--gpu-mem", "4", "--no-wait", "--", "true")
     assert refused.stderr == "fenka: 0/2 GPUs fit: 1 too little memory, 1 unhealthy\n"
     waiting = station.run("--gpu-mem", "4", "--", *HOLD, "100")

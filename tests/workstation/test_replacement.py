@@ -237,8 +237,8 @@ def test_card_server_is_ended_by_a_command_when_no_daemon_uses_it(
     t4.ok("daemon", "--stop", "--force")
     refused(
         t4.fenka("daemon", "--simulate", "T4*2"),
-        1,
-        r".* other cards in .* \(`fenka sim stop`\), .*",
+        2,
+        r"programs still use the simulated cards of the daemon before \(T4\), so .* is not T4\*2 yet: .*",
     )
     assert t4.ok("sim", "stop") == "the card server has ended\n"
     holder.process.kill()

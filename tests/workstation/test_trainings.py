@@ -476,7 +476,7 @@ def test_tensorboard_runs_as_long_as_the_training(station: Workstation, tmp_path
     program.chmod(0o755)
     station.ok(*words, "--", "sleep", "1000")
     url = job(station, "tb")["tensorboard"]
-    assert url.startswith("http://127.0.0.1:")
+    assert re.fullmatch(r"http://[0-9a-f]{32}\.localhost:\d+", url)
     started = marked(f"--port={url.rpartition(':')[2]}")
     assert len(started) == 1
     assert url in station.ok("get", "--local", "tb")

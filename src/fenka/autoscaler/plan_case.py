@@ -233,7 +233,9 @@ def _may_leave_out(
     prices = [group.price for group in groups if group.price]
     if limits.price is not None and prices:
         bounds.append(int(limits.price / min(prices)))
-    return any(bound is not None and bound < pods for bound in bounds)
+    known = [bound for bound in bounds if bound is not None]
+    # Where nothing can be bought, no limit is shared.
+    return min(known) > 0 and any(bound < pods for bound in known)
 
 
 def _with_turns(snapshot: Snapshot, requests: Mapping[str, CaseRequest]) -> dict[str, CaseRequest]:

@@ -239,14 +239,22 @@ _NOT_A_NUMBER = re.compile(r"(.*) is not a valid (int|integer|float)(?: range)?\
 
 @contextlib.contextmanager
 def _plain_words() -> Iterator[None]:
-    """Say in words what kind of number an option takes."""
+    """Say in one sentence what is wrong with an option's value. Raises UserError."""
     try:
         yield
     except typer.BadParameter as why:
-        if found := _NOT_A_NUMBER.fullmatch(why.message):
+        message = why.message
+        if found := _NOT_A_NUMBER.fullmatch(message):
             kind = "number" if found[2] == "float" else "whole number"
-            why.message = f"{found[1]} is no {kind}"
-        raise
+            message = f"{found[1]} is no {kind}"
+        if why.param is None:
+            raise
+        name = (
+            why.param.opts[0]
+            if why.param.param_type_name == "option"
+            else why.param.human_readable_name
+        )
+        raise UserError(f"{name}: {message.rstrip('.')}", INVALID_INPUT) from None
 
 
 class _Command(TyperCommand):

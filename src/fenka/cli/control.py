@@ -118,11 +118,13 @@ def _stop_here(names: Sequence[str], grace: float) -> None:
         containers = {job.name for job in jobs if job.container_id}
         running = {name for job in jobs if job.state == "running" for name in (job.name, job.gang)}
         # Jobs of later requests must not start when jobs of an earlier request end.
-        others.sort(key=lambda name: name in running)
         with DaemonConnection(paths.current()) as connection:
-            answer = request_stop(connection, others, grace)
+            answer = request_stop(
+                connection, sorted(others, key=lambda name: name in running), grace
+            )
         failures += answer.failures
-        for name in answer.stopped:
+        order = {name: number for number, name in enumerate(others)}
+        for name in sorted(answer.stopped, key=lambda name: order.get(name, 0)):
             again = "; its engine may start it again" if name in containers else ""
             print(f"{escape(name)}: stopped{again}")
     for name in trainings:

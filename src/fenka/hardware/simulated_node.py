@@ -7,9 +7,11 @@ read from the C header through cffi, so that it is defined once.
 import contextlib
 import errno
 import fcntl
+import filecmp
 import mmap
 import os
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -545,18 +547,23 @@ def _end(pid: int, connection: socket.socket) -> None:
 
 
 def _link_libraries(folder: Path, native: Path, version: str) -> None:
-    """Link the libraries under all names of a real driver's: for loaders, linkers and NVIDIA's tools."""
-    names = {
-        library.removesuffix("1") + suffix if suffix else library.removesuffix(".1"): library
-        for library in _LIBRARIES
-        for suffix in ("", "1", version)
-    }
-    for name, library in names.items():
-        _link(folder / name, native / library)
+    """Give the libraries all names of a real driver's: for loaders, linkers and NVIDIA's tools.
+
+    The name with the version is a file of its own, since nvidia-ctk reads the version from the name of the
+    file that a link leads to.
+    """
     for library in _LIBRARIES:
-        for link in folder.glob(library.removesuffix("1") + "*"):
-            if link.is_symlink() and link.name not in names:
-                link.unlink()  # of another version
+        stem = library.removesuffix(".1")
+        for name in (stem, library):
+            _link(folder / name, native / library)
+        copy = folder / f"{stem}.{version}"
+        for other in folder.glob(f"{stem}.*"):
+            if other not in (copy, folder / library):
+                other.unlink()  # of another version
+        if not copy.is_file() or not filecmp.cmp(copy, native / library, shallow=False):
+            with tempfile.TemporaryDirectory(dir=folder) as temporary:
+                shutil.copy(native / library, Path(temporary) / "copy")
+                (Path(temporary) / "copy").replace(copy)
 
 
 def _link(link: Path, target: Path) -> None:

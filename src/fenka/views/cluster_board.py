@@ -241,7 +241,7 @@ def _card(
 def _note(card: Card) -> str:
     """Return why a card takes nothing new."""
     if not card.healthy:
-        return "lost or unhealthy: takes no new programs"
+        return "takes no new programs: lost or unhealthy"
     if card.divided:
         return "divided into MIG instances"
     return "cordoned: takes no new programs" if card.cordoned else ""

@@ -170,11 +170,11 @@ def notes(workload: Workload) -> list[str]:
 
 
 def _waiting(job: TrainingJob) -> str:
-    """Return a sentence about a job that waits; empty for other jobs, and if nothing is known."""
-    if job.status != "PENDING":
+    """Return a sentence about a job in the queue; empty for other jobs."""
+    if job.status != "PENDING" or not job.position:
         return ""
-    place = f"it waits at position {job.position} of the queue" if job.position else "it waits"
-    return f"{place}: {job.why}" if job.why else place if job.position else ""
+    place = f"it waits at position {job.position} of the queue"
+    return f"{place}: {job.why}" if job.why else place
 
 
 def blocked(job: TrainingJob) -> str:

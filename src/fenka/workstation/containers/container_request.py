@@ -160,7 +160,8 @@ def _values(environment: Mapping[str, str], annotations: Mapping[str, str]) -> d
     for name, key, value in _given(environment, annotations):
         known = (*_PARAMETERS, *(_ONLY_ANNOTATIONS if name.startswith(_ANNOTATION) else ()))
         if key not in known:
-            hint = similar(f"{_PREFIX}{key}", [f"{_PREFIX}{other}" for other in known])
+            # The prefix, which all have, would make any name similar.
+            hint = similar(key, known).replace("did you mean ", f"did you mean {_PREFIX}")
             raise InvalidContainer(
                 f"there is no parameter {_shown(name)}{hint or ': leave it out'}"
             )

@@ -112,7 +112,7 @@ def test_shared_option_has_one_spelling_in_all_commands(name: str) -> None:
         (("help", "quueue"), "No such command 'quueue'. Did you mean queue?"),
         (
             ("run", "--timeout", "1x"),
-            "Invalid value for '--timeout': '1x' is no time: write seconds, or as 90s, 5m or 2h",
+            "--timeout: '1x' is no time: write seconds, or as 90s, 5m or 2h",
         ),
         (("wait", "a", "--timeout", "nan"), "'nan' is no time"),
         (("run", "--gpus", "0.5"), "'0.5' is no number of whole cards: a part of one is asked"),

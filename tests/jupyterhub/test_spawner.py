@@ -3,14 +3,17 @@
 import asyncio
 import signal
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jupyterhub.proxy import ConfigurableHTTPProxy, Proxy
 
 from fenka.jobs.job_spec import NAME
-from fenka.jupyterhub import LINE_BYTES, FenkaSpawner, SpawnRefused, _lines
+from fenka.jupyterhub import LINE_BYTES, FenkaSpawner, SpawnRefused, _lines, _obstacle, _unix_url
 from fenka.procfs import start_ticks
 
 
@@ -124,3 +127,41 @@ def test_state_of_another_spawner_is_understood() -> None:
     empty = spawner()
     empty.load_state({})
     assert (empty.pid, empty.get_state()) == (0, {})
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("5.3.0", ""),
+        ("configurable-http-proxy, version 6.0", ""),
+        ("5.2.9", "configurable-http-proxy 5.2.9 reaches no Unix sockets: install 5.3 or newer"),
+        ("what?", "configurable-http-proxy 0.0 reaches no Unix sockets: install 5.3 or newer"),
+    ],
+)
+def test_version_of_the_proxy_decides_about_sockets(said: str, sentence: str) -> None:
+    """Older ones take the socket's path for the name of a host."""
+    assert _obstacle(ConfigurableHTTPProxy(command=["echo", said]), False) == sentence
+
+
+def test_obstacle_to_sockets_is_named() -> None:
+    """By what the administrator can change."""
+    assert _obstacle(Proxy(), False) == ("Proxy reaches no Unix sockets: use ConfigurableHTTPProxy")
+    newest = ConfigurableHTTPProxy(command=["echo", "5.3.0"])
+    assert "leave out c.JupyterHub.internal_ssl" in _obstacle(newest, True)
+
+
+def test_sockets_that_must_be_and_cannot_are_refused() -> None:
+    """The sentence names the setting that gives up the protection."""
+    server = spawner(unix_sockets=True)
+    server.user.settings = {"proxy": Proxy()}
+    with pytest.raises(SpawnRefused) as refused:
+        asyncio.run(server._choose_socket())
+    assert refused.value.jupyterhub_message.endswith(
+        "use ConfigurableHTTPProxy, or set c.FenkaSpawner.unix_sockets = False"
+    )
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
+def test_path_of_a_socket_survives_urls(path: str) -> None:
+    """Also with capitals, which JupyterHub makes small in names of hosts."""
+    assert unquote(urlsplit(_unix_url(Path(path))).hostname or "") == str(Path(path))

@@ -19,7 +19,7 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
-PROXY, HUB = "http://127.0.0.1:8000", "http://127.0.0.1:8081"
+PROXY, HUB = "http://127.0.0.1:8000", "http://127.0.0.1:981"
 """The hub is asked directly, since the proxy of the tests holds streams back."""
 TIMEOUT_S = 100
 TOKEN = re.compile(r'xsrf_token: "([^"]+)"')

@@ -4,6 +4,7 @@ GET …           {uid, groups, directory, total, cards, environment}; total: Mi
 GET …/leave     starts a program that outlives it, and returns its PID
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -11,6 +12,7 @@ import socketserver
 import subprocess
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 MIB = 1 << 20
 
@@ -73,10 +75,24 @@ class Server(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
 
 
+class UnixServer(socketserver.ThreadingUnixStreamServer):
+    """A server at a Unix socket."""
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Return a connection, and an address as of ports."""
+        return self.socket.accept()[0], ("", 0)
+
+
 def main() -> None:
     """Listen where the hub says."""
     url = urllib.parse.urlsplit(os.environ["JUPYTERHUB_SERVICE_URL"])
-    Server((url.hostname or "", url.port or 0), Handler).serve_forever()
+    if url.scheme == "http+unix":
+        path = urllib.parse.unquote(url.netloc)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        UnixServer(path, Handler).serve_forever()
+    else:
+        Server((url.hostname or "", url.port or 0), Handler).serve_forever()
 
 
 if __name__ == "__main__":

@@ -109,6 +109,11 @@ class SharedMachine:
         """Run a shell's script as root."""
         subprocess.run(self.words(0, "sh", "-c", script), check=True)
 
+    def lives(self, pid: int) -> bool:
+        """Return whether a process runs; a zombie does not."""
+        script = f"grep -qs '^State:.[^ZX]' /proc/{pid}/status"
+        return not subprocess.run(self.words(0, "sh", "-c", script), check=False).returncode
+
     def signal_daemon(self, name: str) -> None:
         """Send root's daemon a signal."""
         self.run(f'kill -{name} "$(cat /run/fenka/daemon.lock)"')

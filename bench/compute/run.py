@@ -183,6 +183,11 @@ class Load:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
+    def delayed_ns(self) -> int:
+        """Return for how long its threads could have run, but had no processor (schedstat of proc(5))."""
+        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return sum(int((thread / "schedstat").read_text().split()[1]) for thread in threads)
+
 
 @dataclass(frozen=True)
 class Program:
@@ -203,10 +208,22 @@ class Program:
 
 def shares(testbed: Testbed, card: int, programs: Sequence[Program], seconds: float) -> list[float]:
     """Return the percentages of the card that programs get beside each other."""
+    return shares_and_delays(testbed, card, programs, seconds)[0]
+
+
+def shares_and_delays(
+    testbed: Testbed, card: int, programs: Sequence[Program], seconds: float
+) -> tuple[list[float], float]:
+    """Return the same, and for how many percent of the time the programs waited for a processor."""
     with ExitStack() as stack:
-        pids = [_start(testbed, card, program, stack) for program in programs]
+        leases = [_start(testbed, card, program, stack) for program in programs]
         time.sleep(SETTLE_S)
-        return _measure(testbed, card, pids, seconds)
+        loads = [load for lease in leases for load in lease]
+        before, began = [load.delayed_ns() for load in loads], time.monotonic()
+        percents = _measure(testbed, card, leases, seconds)
+        took = time.monotonic() - began
+        delays = [load.delayed_ns() - ns for load, ns in zip(loads, before, strict=True)]
+        return percents, max(delays) / took / 1e7
 
 
 def _start(

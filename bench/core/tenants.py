@@ -29,6 +29,8 @@ ATTACKS: dict[str, tuple[int, ...]] = {
     "1/1000 of a card": (1,),
     "1/20 of a card": (50,),
     "64 sizes to 113/1000": tuple(range(50, 114)),
+    "64 sizes to 188/1000": tuple(range(125, 189)),
+    "64 sizes to 313/1000": tuple(range(250, 314)),
 }
 """Thousandths of a card that the tiny pods request, by name."""
 

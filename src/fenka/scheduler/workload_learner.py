@@ -80,7 +80,7 @@ class WorkloadLearner:
                 yield
         yield
         if self._known >= KNOWN_PODS and (self._new >= RELEARN_PODS or not target.workload):
-            target.expect(self._learned.typical())
+            target.expect((yield from self._learned.typical_in_steps()))
             self._new = 0
             yield
         if self._policy == "bid-price":

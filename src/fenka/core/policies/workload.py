@@ -1,6 +1,6 @@
 """The expected workload: which requests a cluster will see, and how often."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from heapq import nlargest
 from typing import NamedTuple
 
@@ -68,6 +68,10 @@ SMALLEST = 0.05
 among the expected ones `bid-price` fell below binpack (docs/measurements/placement.md)."""
 OF_SMALL = 4.0
 """A namespace counts as many requests as it has had cards, times this, if it has had more requests."""
+ALWAYS_COUNTED = 100
+"""A namespace counts as many requests as all others together, or this many if the others have fewer."""
+KINDS_A_STEP = 2000
+"""Kinds of requests that are summed in one step: about 2 ms."""
 
 
 class _Share:
@@ -105,8 +109,8 @@ def _count(row: tuple[Request, float]) -> float:
 class LearnedWorkload:
     """The workload that a cluster has seen, in which past requests count less and less.
 
-    A namespace counts for as many requests as came from it, and for fewer if these were small. Otherwise many
-    tiny pods of one tenant would decide where other tenants' pods are placed.
+    A namespace counts for as many requests as came from it, for fewer if these were small, and for no more
+    than all others together. Otherwise pods of one tenant would decide where other tenants' pods are placed.
     """
 
     def __init__(self, half_life: int = 5000) -> None:
@@ -151,16 +155,44 @@ class LearnedWorkload:
 
     def typical(self) -> Workload:
         """Return the typical requests. Its cost depends on the kinds that are kept, not on what came."""
+        steps = self.typical_in_steps()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as ended:
+                workload: Workload = ended.value
+                return workload
+
+    def typical_in_steps(self) -> Generator[None, None, Workload]:
+        """Do the same in steps of some milliseconds. No request may be counted meanwhile."""
         counts: dict[Request, float] = {}
-        for share in self._shares.values():
-            part = share.weight / share.total if share.total else 0.0
+        step = 0
+        for share, weight in self._weights():
+            part = weight / share.total if share.total else 0.0
             for request, count in share.counts.items():
                 counts[request] = counts.get(request, 0.0) + part * count
+            step += len(share.counts)
+            if step >= KINDS_A_STEP:
+                step = 0
+                yield
         total = sum(counts.values())
         if not total:
             return ()
         # Only the frequent ones are compared in detail.
         frequent = nlargest(2 * MAX_KINDS, counts.items(), key=_count)
+        yield
         scaled = {request: round(count / total * WEIGHTS) for request, count in frequent}
         positive = {request: weight for request, weight in scaled.items() if weight}
         return typical(positive, WEIGHTS)[:MAX_KINDS]
+
+    def _weights(self) -> list[tuple[_Share, float]]:
+        """Return for how many requests each namespace counts: no more than all others, or ALWAYS_COUNTED.
+
+        Thus one tenant never decides alone for others, whatever it runs.
+        """
+        weights = {name: share.weight for name, share in self._shares.items()}
+        total, least = sum(weights.values()), ALWAYS_COUNTED * self._scale
+        return [
+            (self._shares[name], min(weight, max(total - weight, least)))
+            for name, weight in weights.items()
+        ]

@@ -258,6 +258,7 @@ async def installation(
     response_timeout: float = 100.0,
     ports: tuple[str, ...] = ("http",),
     traces: str = "",
+    hosts: tuple[str, ...] = (),
 ) -> AsyncIterator[Installation]:
     """Serve these replicas, all of one version, by a gateway.
 
@@ -268,6 +269,7 @@ async def installation(
         response_timeout: Seconds for the head of a response.
         ports: The names of the replicas' ports.
         traces: URL of a collector of spans.
+        hosts: The host names that clients may use; empty: any.
     """
     listeners = {name: client_sockets.listen(LOOPBACK, 0) for name in ports}
     numbers = {name: listener.getsockname()[1] for name, listener in listeners.items()}
@@ -278,6 +280,7 @@ async def installation(
         buffer=buffer,
         response_timeout=response_timeout,
         traces=traces,
+        host=[*hosts],
     )
     async with contextlib.AsyncExitStack() as stack:
         for replica in replicas:

@@ -1,6 +1,7 @@
 """Where requests wait, and where they are sent again."""
 
 import asyncio
+import select
 import socket
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tests.gateway.harness import (
     installation,
 )
 from tests.gateway.tables import LOOPBACK
-from tests.waiting import until
+from tests.waiting import until, wait_until
 
 PUT = POST.replace(b"POST", b"PUT")
 EMPTY_POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
@@ -347,3 +348,25 @@ async def test_client_gets_timeout_when_replica_does_not_answer() -> None:
         await served.until_metric("requests", 0)
         assert await served.metric("rejected_total", reason="replica_timeout") == 2
     assert len(replica.heads) == 2
+
+
+def _handed_over() -> int:
+    """Return how many of Envoy's connections to the program that holds requests there are."""
+    return sum(line.endswith("/held") for line in Path("/proc/net/unix").read_text().splitlines())
+
+
+async def test_requests_wait_when_the_program_that_holds_them_is_busy() -> None:
+    """Envoy hands them over faster than the program accepts them, and none is refused for that."""
+    async with installation() as served:
+        await served.until_metric("requests", 0)
+        before = _handed_over()
+        clients = [socket.create_connection((LOOPBACK, served.port)) for _ in range(600)]
+        for client in clients:
+            client.sendall(GET)
+        # This waits without the event loop, so the program accepts nothing meanwhile.
+        wait_until(lambda: _handed_over() - before >= 600 or select.select(clients, [], [], 0)[0])
+        refused, _, _ = select.select(clients, [], [], 0)
+        assert refused == []
+        await served.waiting(600)
+        for client in clients:
+            client.close()

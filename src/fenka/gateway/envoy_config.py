@@ -42,6 +42,13 @@ REPLICA_PRIORITY = 0
 REFUSED = 429
 """How a held request is refused: Envoy takes 5xx for a failure to decide. Clients get 503."""
 
+BACKLOG = 4096
+"""Connections that the kernel accepts for a program that is busy: its own default limit (net.core.somaxconn).
+A connection to a Unix socket with a full queue fails at once, and its request with it.
+"""
+MISDIRECTED = 421
+"""For a host name that is not the service's: RFC 9110, section 15.5.20."""
+
 CONNECT_TIMEOUT_S = 5.0
 """For a connection; after that another replica is selected."""
 IDLE_S = 1.5
@@ -109,6 +116,7 @@ class EnvoySettings(msgspec.Struct, frozen=True):
         memory_bytes: Envoy's heap at most: near it requests are refused and large ones end.
         traces: URL of an OpenTelemetry collector; empty: nothing is traced.
         service: The name under which it shows the requests; empty for the gateway's.
+        hosts: The host names that clients may use, `*.NAME` for all below NAME; empty: they may use any.
     """
 
     wait_s: float
@@ -117,6 +125,7 @@ class EnvoySettings(msgspec.Struct, frozen=True):
     memory_bytes: int
     traces: str = ""
     service: str = ""
+    hosts: tuple[str, ...] = ()
 
 
 def bootstrap(addresses: Mapping[str, tuple[str, int]], settings: EnvoySettings) -> Config:
@@ -273,7 +282,7 @@ def _listener(
         "per_connection_buffer_limit_bytes": BUFFER_BYTES,
         "listener_filters": [proxied] if relayed else [],
         # The kernel accepts connections while Envoy is busy.
-        "tcp_backlog_size": 1024,
+        "tcp_backlog_size": BACKLOG,
     } | ({"traffic_direction": "INBOUND"} if inbound else {})
 
 
@@ -281,7 +290,7 @@ def _clients(port: str, settings: EnvoySettings) -> Config:
     """Return how clients' connections are served."""
     response_s = settings.wait_s + settings.response_s
     return (
-        _manager(CLIENTS, port, response_s, [])
+        _manager(CLIENTS, port, response_s, [], settings.hosts)
         | _tracing(settings)
         | {
             "use_remote_address": True,
@@ -345,7 +354,9 @@ def _tracing(settings: EnvoySettings) -> Config:
     }
 
 
-def _manager(name: str, port: str, response_s: float, filters: Sequence[Config]) -> Config:
+def _manager(
+    name: str, port: str, response_s: float, filters: Sequence[Config], hosts: Sequence[str] = ()
+) -> Config:
     router = {"name": "envoy.filters.http.router"} | _typed(
         "extensions.filters.http.router.v3.Router", suppress_envoy_headers=True
     )
@@ -372,10 +383,31 @@ def _manager(name: str, port: str, response_s: float, filters: Sequence[Config])
         "http2_protocol_options": _http2(),
         "proxy_100_continue": True,
         "upgrade_configs": [{"upgrade_type": "websocket"}],
-        "route_config": {"virtual_hosts": [_routes(port, response_s, waiting=name == WAITING)]},
+        "route_config": _hosts(_routes(port, response_s, waiting=name == WAITING), hosts),
         "http_filters": [*filters, router],
         "local_reply_config": {"mappers": _statuses()},
         "access_log": _counters(name),
+    }
+
+
+def _hosts(routes: Config, names: Sequence[str]) -> Config:
+    """Return which requests get routes: those for these host names, with any port; for none of them all.
+
+    A web page of any name can lead a browser to a loopback address (DNS rebinding), and then reads what the
+    service answers. The browser still sends the page's name.
+    """
+    if not names:
+        return {"virtual_hosts": [routes]}
+    sentence = f"this service answers to {', '.join(names)}, not to this host name\n"
+    refusal = {"status": MISDIRECTED, "body": {"inline_string": sentence}}
+    others = {
+        "name": "others",
+        "domains": ["*"],
+        "routes": [{"match": {"prefix": "/"}, "direct_response": refusal}],
+    }
+    return {
+        "virtual_hosts": [routes | {"domains": [*names]}, others],
+        "ignore_port_in_host_matching": True,
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from fenka.gateway.envoy_config import REFUSED
+from fenka.gateway.envoy_config import BACKLOG, REFUSED
 
 MAX_HEAD_BYTES = 256 << 10
 """Envoy has bounded heads before; escaped they may be larger."""
@@ -66,7 +66,7 @@ class HeldRequests:
             keepalive_timeout=3600,
         )
         await runner.setup()
-        await web.UnixSite(runner, path).start()
+        await web.UnixSite(runner, path, backlog=BACKLOG).start()
         return runner
 
     async def _hold(self, request: web.Request) -> web.Response:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import socket
 import tempfile
 from collections.abc import Callable
@@ -34,6 +35,8 @@ from fenka.server.probes import serve_probes
 from fenka.server.program import Kubeconfig, LogLevel, ReplicaName, stop_requests, working_until
 
 log = logging.getLogger(__name__)
+
+HOST = re.compile(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9._-]{0,250}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]")
 
 POLL_S = 0.2
 """Between two looks at the file."""
@@ -140,6 +143,13 @@ class GatewayOptions(msgspec.Struct, frozen=True):
             ge=0,
         ),
     ] = 0.0
+    host: Annotated[
+        list[str],
+        Meta(
+            title="NAME",
+            description="host name that clients use, *.NAME for all below NAME; others get 421; default: any",
+        ),
+    ] = []
     traces: Traces = ""
     log_level: LogLevel = "info"
     grace: Annotated[
@@ -152,8 +162,23 @@ class GatewayOptions(msgspec.Struct, frozen=True):
         connections = max(1, (descriptors - SPARE_DESCRIPTORS) // 2)
         memory_bytes = self.memory_mib * MIB
         return EnvoySettings(
-            self.wait, self.response_timeout, connections, memory_bytes, self.traces, self.service
+            self.wait,
+            self.response_timeout,
+            connections,
+            memory_bytes,
+            self.traces,
+            self.service,
+            self.hosts(),
         )
+
+    def hosts(self) -> tuple[str, ...]:
+        """Return the host names that clients may use; none for any. Raises InvalidOptions."""
+        for name in self.host:
+            if not HOST.fullmatch(name):
+                raise InvalidOptions(
+                    f"invalid --host {name[:80]!r}: expected a host name without a port, or *.NAME"
+                )
+        return tuple(dict.fromkeys(name.lower() for name in self.host))
 
     def sockets(self) -> dict[str, socket.socket]:
         """Return the listening sockets by name. Raises InvalidOptions, and OSError if a port is in use."""

@@ -454,6 +454,8 @@ class ServiceStatus(Supervised, forbid_unknown_fields=True):
         wanted: The number of replicas by version.
         metrics: Where the gateway shows its metrics; empty while there is none.
         gateway_pid: The gateway's process; 0 while there is none.
+        requests_per_s: Answered requests a second by version; empty while they are not known.
+        waiting_requests: Requests that wait for a replica; None if that is not known.
         reason: Why something is not as wanted.
     """
 
@@ -462,6 +464,8 @@ class ServiceStatus(Supervised, forbid_unknown_fields=True):
     replicas: list[ReplicaRecord] = msgspec.field(default_factory=list)
     metrics: str = ""
     gateway_pid: int = 0
+    requests_per_s: dict[str, float] = msgspec.field(default_factory=dict)
+    waiting_requests: int | None = None
     reason: str = ""
 
 

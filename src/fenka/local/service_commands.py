@@ -126,6 +126,8 @@ def _version(
         tuple(replicas),
         _note(spec, status),
         rolled_out=current and len(known) == wanted,
+        requests_per_s=status.requests_per_s.get(spec.version) if status else None,
+        waiting_requests=status.waiting_requests if status else None,
     )
 
 

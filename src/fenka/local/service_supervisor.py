@@ -39,8 +39,10 @@ from fenka.jobs.service import PortName
 from fenka.local import records, service_replicas, supervisor
 from fenka.local.held_ports import HeldPorts
 from fenka.local.records import SERVICES, STATUSES, ServiceRecord, ServiceStatus, VersionRecord
+from fenka.local.request_rates import RequestRates
 from fenka.local.service_replicas import GatewayUse, ServiceReplica
 from fenka.local.supervisor import END_SLACK_S, PASS_S, Home, Supervisor
+from fenka.server.loopback_name import DOMAIN
 from fenka.workstation.files import trim_log
 from fenka.workstation.paths import Runtime
 
@@ -48,6 +50,9 @@ TIMEOUT_S = 1.0
 MAX_RESPONSE_BYTES = 4 << 20
 
 _PREFIX = "fenka_gateway_"
+
+OWN_NAMES = (LOOPBACK, DOMAIN, f"*.{DOMAIN}")
+"""Host names of a service that only this machine reaches. No name server knows those below `localhost`."""
 
 
 def gateway_use(port: int) -> GatewayUse | None:
@@ -221,12 +226,15 @@ class GatewayProcess:
         listening = [
             f"--listen={name}=fd:{client.fileno()}" for name, client in self.sockets.clients.items()
         ]
+        # Other machines have names for this one that only they know.
+        local = all(client.getsockname()[0] == LOOPBACK for client in self.sockets.clients.values())
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-Pm", "fenka", "gateway", f"--table={self._file}"),
                     *(*listening, f"--admin=fd:{self.sockets.admin.fileno()}"),
                     *(f"--wait={wait_s:g}", f"--grace={grace_s:g}"),
+                    *(f"--host={name}" for name in OWN_NAMES if local),
                     f"--directory={self.directory / 'envoy'}",
                 ],
                 cwd="/",
@@ -360,6 +368,7 @@ class RunningService:
     _held: HeldPorts = field(default_factory=HeldPorts)
     _supervisor: Supervisor[ServiceReplica] = field(default_factory=Supervisor)
     _gateway: GatewayProcess = field(init=False)
+    _rates: RequestRates = field(init=False)
     _versions: dict[str, _Version] = field(default_factory=dict)
     _use: GatewayUse | None = None
     _looked_at: float = 0.0
@@ -371,6 +380,7 @@ class RunningService:
         # Of replicas whose supervisor was killed.
         shutil.rmtree(records.sockets_directory(self.directory), ignore_errors=True)
         self._gateway = GatewayProcess(self.directory, self.sockets)
+        self._rates = RequestRates()
 
     def run(self) -> int:
         """Return 0 when nothing of the service is left."""
@@ -448,6 +458,7 @@ class RunningService:
     def _look(self, now: float) -> None:
         """Check who serves the replicas' ports, and scale by what the gateway reports, if it does."""
         self._looked_at, before, self._use = now, self._use, self._gateway.use()
+        self._rates.on_report(now, self._use.responses if self._use else None)
         for replica in self._replicas:
             if replica.state == "Ready":
                 replica.check_ports()
@@ -514,6 +525,8 @@ class RunningService:
         status.wanted = {name: version.wanted for name, version in self._versions.items()}
         status.replicas = [replica.record for replica in self._replicas]
         status.gateway_pid = self._gateway.pid
+        status.requests_per_s = self._rates.per_s
+        status.waiting_requests = self._use.waiting if self._use else None
         status.metrics = f"http://{LOOPBACK}:{self._gateway.admin_port}/metrics"
         content = msgspec.json.encode(status)
         if content != self._published:

@@ -136,6 +136,8 @@ def workload_line(
         why=row.why,
         ready=service.available if service else None,
         desired=service.desired if service else None,
+        requests_per_s=service.requests_per_s if service else None,
+        waiting_requests=service.waiting_requests if service else None,
         loss=loss or [],
         programs=programs,
     )

@@ -254,6 +254,8 @@ class ServiceVersion:
         address: Where clients connect; empty for nowhere.
         share: Percent of the requests; None if they are not divided.
         note: What the user should know or do, such as that the deployment was interrupted.
+        requests_per_s: Answered requests a second; None if that is not known.
+        waiting_requests: Requests that wait for a replica of any version; None if that is not known.
     """
 
     name: str
@@ -270,6 +272,8 @@ class ServiceVersion:
     instances: tuple[JobProcess, ...] = ()
     note: str = ""
     rolled_out: bool = True
+    requests_per_s: float | None = None
+    waiting_requests: int | None = None
 
     @property
     def title(self) -> str:

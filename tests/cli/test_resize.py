@@ -7,7 +7,11 @@ import pytest
 from aiohttp import web
 
 from fenka.cli import control
+from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.request import InvalidRequest, Slice
 from fenka.dialects.lease_records import REFUSED, REQUEST, STATUS, ResizeStatus, encode_status
+from fenka.formats.quantities import parse_memory
+from fenka.isolation.limit_changes import resized
 from tests.builders import pod, units
 from tests.cli.command import fenka
 from tests.fakes.api_server import FakeApiServer, Json, in_thread
@@ -81,6 +85,21 @@ def test_resize_withdraws_the_request_when_it_is_refused_and_may_not_wait(tmp_pa
     assert run(server, tmp_path, "a", "--gpu-mem", "6", "--no-wait") == (
         1,
         "card 0 is full; the request is withdrawn",
+    )
+    assert REQUEST not in server.get("pods", "a", "team")["metadata"]["annotations"]
+
+
+def test_resize_withdraws_the_request_when_it_is_larger_than_the_card(tmp_path: Path) -> None:
+    """It would never be granted. The sentence is that of the node program."""
+    uuid = DeviceId("GPU-0")
+    one = Node("n", (Card(0, uuid, "Tesla T4", 15079),))
+    with pytest.raises(InvalidRequest) as why:
+        resized([Slice(0, uuid, 4308, 0)], parse_memory("99", 1024), None, one)
+    server = answering(lambda _: {REFUSED: str(why.value)}, running())
+    code, said = run(server, tmp_path, "a", "--gpu-mem", "99")
+    assert (code, said) == (
+        1,
+        "card 0 has 15079 MiB: 101376 MiB are more than all of it; the request is withdrawn",
     )
     assert REQUEST not in server.get("pods", "a", "team")["metadata"]["annotations"]
 

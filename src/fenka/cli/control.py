@@ -43,7 +43,13 @@ from fenka.cli.world import snapshot_here
 from fenka.cluster.objects import Pod, pod_path
 from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE, FenkaError
 from fenka.dialects.base import GIB_MIB, InvalidRecord
-from fenka.dialects.lease_records import REFUSED, REQUEST, decode_status, encode_request
+from fenka.dialects.lease_records import (
+    BEYOND_CARD,
+    REFUSED,
+    REQUEST,
+    decode_status,
+    encode_request,
+)
 from fenka.formats.quantities import parse_memory
 from fenka.jobs.service import parse_weights
 from fenka.kubernetes.api_client import Api
@@ -300,9 +306,12 @@ async def _ask(api: Api, path: str, text: str, wait: bool) -> None:
 
 
 async def _settle_refusal(api: Api, pod: Pod, text: str, wait: bool) -> None:
-    """Say what becomes of a refused request, and withdraw it unless it may wait. Raises UserError."""
+    """Say what becomes of a refused request, and withdraw it unless it may wait. Raises UserError.
+
+    A request that is larger than its card is never granted, so it does not wait.
+    """
     why = pod.metadata.annotations[REFUSED]
-    if wait:
+    if wait and not why.endswith(BEYOND_CARD):
         raise UserError(
             f"{why}; the request stays, and is granted as soon as it fits: repeat the command with "
             "--no-wait to withdraw it",

@@ -157,6 +157,8 @@ def decode_report(annotations: Mapping[str, str]) -> LeaseReport | None:
 REQUEST = "fenka.io/resize"
 STATUS = "fenka.io/resized"
 REFUSED = "fenka.io/resize-refused"
+BEYOND_CARD = "MiB are more than all of it"
+"""The end of a refusal that stays, whatever ends: the request is larger than its card."""
 RECORDS = (STATUS, REFUSED)
 
 

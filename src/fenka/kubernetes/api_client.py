@@ -25,6 +25,7 @@ from fenka.cluster.objects import ApiStatus, Object, ObjectMeta
 from fenka.core.errors import FenkaError
 from fenka.core.units import MIB
 from fenka.kubernetes.kube_config import ApiServer, InvalidKubeConfig, api_server
+from fenka.kubernetes.own_policies import OwnRefusals
 
 
 @contextlib.contextmanager
@@ -507,10 +508,16 @@ def _known(listed: msgspec.Raw, objects: Mapping[str, T]) -> T | None:
     return known if same else None
 
 
+_OWN_REFUSALS = OwnRefusals()
+"""Of this process, whose clients may be many."""
+
+
 async def _refuse(answer: aiohttp.ClientResponse) -> None:
     if answer.status < 400:
         return
-    raise _refusal(answer.status, await answer.read())
+    why = _refusal(answer.status, await answer.read())
+    _OWN_REFUSALS.heard(why.status, str(why))
+    raise why
 
 
 def _refusal(code: int, data: bytes | msgspec.Raw) -> ApiError:

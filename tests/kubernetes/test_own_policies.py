@@ -1,0 +1,74 @@
+"""Refusals by fenka's own admission policies, which are loud because chart and program do not fit then."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from fenka.cluster.objects import ApiStatus
+from fenka.kubernetes.api_client import ApiError
+from fenka.kubernetes.own_policies import OwnRefusals, is_own
+from tests.fakes.api_server import api_server
+
+DENIED = (
+    "bindings \"p\" is forbidden: ValidatingAdmissionPolicy 'fenka-binding' with binding 'fenka-binding' "
+    "denied request: the scheduler may write only the records of a pod's card with its binding"
+)
+MESSAGES = (
+    "the scheduler may write only the records of a pod's card with its binding",
+    "system:serviceaccount:fenka:fenka-scheduler may not write metadata.labels x",
+    "the node program of n may write only its own node and pods",
+    "this token of the node program names no node, as tokens of its pods do",
+)
+
+
+async def test_log_has_an_error_when_an_own_policy_refuses_a_binding(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whichever request was refused, and whatever its caller does with the refusal."""
+
+    async def refuse(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"message": DENIED, "code": 403}, status=403)
+
+    async with api_server() as server, server.api() as api:
+        server.before = refuse
+        with pytest.raises(ApiError):
+            await api.create("/api/v1/namespaces/x/pods/p/binding", ApiStatus, {})
+    (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert DENIED in record.getMessage()
+    assert "helm upgrade" in record.getMessage()
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_refusal_is_own_when_the_chart_has_its_sentence(message: str) -> None:
+    """The sentences are those of the chart."""
+    chart = Path("deploy/chart/templates/own-accounts.yaml").read_text()
+    start = "".join(message.partition(" may ")[1:]) if "may" in message else message[:40]
+    assert start[:15] in chart
+    denied = f"ValidatingAdmissionPolicy 'a' with binding 'a' denied request: {message}"
+    assert is_own(403, denied)
+    assert is_own(422, denied)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (403, "ValidatingAdmissionPolicy 'x' with binding 'x' denied request: no card on Mondays"),
+        (403, MESSAGES[0]),
+        (500, DENIED),
+    ],
+)
+def test_refusal_is_not_own_when_another_program_refuses(status: int, message: str) -> None:
+    """Others' policies are their owners' decision."""
+    assert not is_own(status, message)
+
+
+def test_log_repeats_a_refusal_when_a_minute_has_passed(caplog: pytest.LogCaptureFixture) -> None:
+    """The same sentence about another object is the same refusal."""
+    now = [0.0]
+    refusals = OwnRefusals(lambda: now[0])
+    for at, message in ((0, DENIED), (1, DENIED.replace('"p"', '"q"')), (61, DENIED)):
+        now[0] = at
+        refusals.heard(403, message)
+    assert len(caplog.records) == 2

@@ -43,6 +43,41 @@ COMPONENTS = {
 }
 
 
+TINY_PODS, GANGS, QUEUE_READS = 10, 6, 5
+QUEUE = "/api/v1/namespaces/fenka/services/fenka-scheduler-read:http/proxy/gpushare-scheduler/queue"
+GROUP = "pod-group.scheduling.sigs.k8s.io/"
+REFUSED = "refused"
+"""The first letters of the names of pods whose bindings are refused."""
+
+
+def refusing_policy() -> list[dict[str, Any]]:
+    """Return a policy as another program has it, which refuses bindings of pods of some names."""
+    kind, version = "ValidatingAdmissionPolicy", "admissionregistration.k8s.io/v1"
+    rule = {
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE"],
+        "resources": ["pods/binding"],
+    }
+    expression = f"!object.metadata.name.startsWith('{REFUSED}')"
+    policy = {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {"name": "fire-refuses"},
+        "spec": {
+            "matchConstraints": {"resourceRules": [rule]},
+            "validations": [{"expression": expression, "message": "refused by another program"}],
+        },
+    }
+    binding = {
+        "apiVersion": version,
+        "kind": f"{kind}Binding",
+        "metadata": {"name": "fire-refuses"},
+        "spec": {"policyName": "fire-refuses", "validationActions": ["Deny"]},
+    }
+    return [policy, binding]
+
+
 @dataclass
 class ClusterExperiment:
     """The state of one run.
@@ -84,6 +119,8 @@ class ClusterExperiment:
         kubectl("-n", TENANT, "create", "serviceaccount", "mallory")
         edit = ("--clusterrole=edit", f"--serviceaccount={TENANT}:mallory")
         kubectl("-n", TENANT, "create", "rolebinding", "mallory", *edit)
+        for made in refusing_policy():
+            kubectl("create", "-f", "-", stdin=json.dumps(made))
         for node, cards in CARDS.items():
             label = f"fenka.io/simulated={SPECS[cards]}"
             kubectl("label", "--overwrite", "node", node, "gpushare=true", label)
@@ -266,6 +303,9 @@ class ClusterExperiment:
                 self.write_labels,
                 self.write_annotations,
                 self.stretch_grace,
+                self.run_tiny_pods,
+                self.wait_as_gangs,
+                self.refuse_bindings,
             ]
         )
         self.counts[attack.__name__] = self.counts.get(attack.__name__, 0) + 1
@@ -374,6 +414,41 @@ class ClusterExperiment:
             with contextlib.suppress(ClusterError):
                 self.tenant_kubectl("delete", "pod", name, "--grace-period=86400", "--wait=false")
             self.tenant_kubectl("delete", "pod", name, "--grace-period=0", "--force")
+
+    def run_tiny_pods(self) -> None:
+        """Run many pods of one unit, or delete those of the last time."""
+        if self.tenant_kubectl("get", "pods", "-l", "fire=tiny", "-o", "name"):
+            self.tenant_kubectl("delete", "pods", "-l", "fire=tiny", "--wait=false")
+            return
+        for _ in range(TINY_PODS):
+            self.number += 1
+            made = self.pod(f"m{self.number}", 1, labels={"fire": "tiny"})
+            self.tenant_kubectl("create", "-f", "-", stdin=json.dumps(made))
+
+    def wait_as_gangs(self) -> None:
+        """Have gangs wait for which no room is, and read the queue meanwhile."""
+        for _ in range(GANGS):
+            self.number += 1
+            group = {
+                GROUP + "name": f"g{self.number}",
+                GROUP + "min-available": "4",
+                "fire": "gang",
+            }
+            for member in range(4):
+                name = f"g{self.number}-{member}"
+                made = self.pod(name, audit.UNITS - member, labels=group)
+                self.tenant_kubectl("create", "-f", "-", stdin=json.dumps(made))
+        for _ in range(QUEUE_READS):
+            with contextlib.suppress(ClusterError):
+                self.cluster.kubectl("get", "--raw", QUEUE)
+        self.tenant_kubectl("delete", "pods", "-l", "fire=gang", "--wait=false")
+
+    def refuse_bindings(self) -> None:
+        """Have another program's policy refuse the binding of a pod of a whole card, again and again."""
+        self.number += 1
+        made = self.pod(f"{REFUSED}{self.number}", audit.UNITS, labels={"fire": "refused"})
+        self.tenant_kubectl("delete", "pods", "-l", "fire=refused", "--wait=false")
+        self.tenant_kubectl("create", "-f", "-", stdin=json.dumps(made))
 
     # ---- the run ----
 

@@ -23,6 +23,9 @@ from fire.machine import environment
 
 MISSING = "no containers: Podman is not there (apt-get install podman crun)"
 MOST_CONTAINERS = 4
+PAGE_MIB = 2
+"""A large block takes whole pages of the card."""
+ESCAPES = "x\x1b]0;owned\x07\x1b[2J"
 ANSWERS_WITHIN_S = 120.0
 LOGS = Path("/run/container-logs")
 SETTINGS = Path("/run/containers.conf")
@@ -139,7 +142,16 @@ class Containers:
         ]
         options += ["--log-driver", "k8s-file", "--log-opt", f"path={LOGS / name}"]
         options += self.rng.choice([[], ["--restart", "always"], ["--init"], ["--user", "1000"]])
-        done = self.podman("run", "-d", "-i", *options, IMAGE, "slice_client", str(mib), "1")
+        done = self.podman(
+            "run",
+            "-d",
+            "-i",
+            *options,
+            IMAGE,
+            "slice_client",
+            str(mib // PAGE_MIB * PAGE_MIB),
+            str(PAGE_MIB),
+        )
         if done.returncode:
             raise InvariantViolation(f"{name} does not start: {done.stderr.strip()}")
         self.known[name] = Container(name, units)
@@ -151,7 +163,8 @@ class Containers:
         container = self.rng.choice([*self.known.values()])
         container.ended = True
         name = container.name
-        match self.rng.choice(["stop", "kill", "init", "restart", "remove", "remove", "fenka"]):
+        ways = ["stop", "kill", "init", "restart", "remove", "remove", "fenka", "pause"]
+        match self.rng.choice(ways):
             case "stop":
                 self.podman("stop", "-t", "1", name)
             case "kill":
@@ -168,6 +181,25 @@ class Containers:
                 del self.known[name]
             case "fenka":
                 self.fenka("stop", "--grace", "1", name)
+            case "pause":
+                # A frozen process ends when it is thawed. The audit finds a slice that is kept.
+                self.podman("pause", name)
+                self.fenka("stop", "--grace", "1", name)
+
+    def name_badly(self) -> None:
+        """Start a container whose name or user has sequences that a terminal would execute."""
+        bad = self.rng.choice(
+            [
+                ("--annotation", f"fenka.io/user={ESCAPES}"),
+                ("-e", f"FENKA_NAME={ESCAPES}"),
+                ("-e", f"FENKA_{ESCAPES}=1"),
+            ]
+        )
+        options = ["--rm", *bad, "-e", "FENKA_WAIT=refuse", "--device", "fenka.io/slice=1"]
+        done = self.podman("run", *options, IMAGE, "slice_client", "1", "1")
+        # Podman's annotations may be the image's, and do not count unless the daemon is told so.
+        if not done.returncode and "FENKA_NAME" in bad[1]:
+            raise InvariantViolation(f"a container named {ESCAPES!r} has started")
 
     def lose_cards(self) -> None:
         """Note that the card server was killed: programs have lost their memory."""
@@ -197,7 +229,7 @@ class Containers:
                 yield f"container {name} ended unexpectedly: it is {state}"
             for report in container.reports():
                 if report != f"1 {want} 0 2" and not container.lost_card:
-                    yield f"container {name} has {want} MiB and one more is too much, but says {report}"
+                    yield f"container {name} has {want} MiB and one more page is too much, but says {report}"
             for piece in job["slices"] if job else ():
                 if piece["memory_mib"] != want:
                     yield f"container {name} of {container.units} units has {piece}"

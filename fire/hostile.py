@@ -16,7 +16,7 @@ from pathlib import Path
 
 RUNTIME = Path("/run/fenka")
 SOCKET = str(RUNTIME / "daemon.sock")
-CONNECTIONS = 300
+CONNECTIONS, DEPARTED = 300, 100
 DEPTH = 100_000
 
 
@@ -224,6 +224,36 @@ def stop_names() -> None:
     report("done: stop_names")
 
 
+def departed() -> None:
+    """Keep connections of processes that have ended before the daemon asks who they are."""
+    kept = list[socket.socket]()
+    for _ in range(DEPARTED):
+        peer = socket.socket(socket.AF_UNIX)
+        peer.settimeout(10)
+        child = os.fork()
+        if not child:
+            # The kernel notes the process that connects.
+            with contextlib.suppress(OSError):
+                peer.connect(SOCKET)
+            os._exit(0)
+        os.waitpid(child, 0)
+        kept.append(peer)
+    request = {
+        "type": "submit-job",
+        "spec": {"command": ["true"], "gpu": {"memory": "1"}, "name": "departed"},
+        "wait": False,
+    }
+    for peer in kept:
+        with contextlib.suppress(OSError):
+            hello = peer.recv(4096).splitlines()
+            peer.sendall(
+                (hello[0] if hello else b"") + b"\n" + json.dumps(request).encode() + b"\n"
+            )
+            if b'"lease-granted"' in peer.recv(65536):
+                report("succeeded: a lease for a process that has ended")
+    report("done: departed")
+
+
 def report(line: str) -> None:
     """Print one line without buffering."""
     print(line, flush=True)
@@ -244,6 +274,7 @@ ATTACKS: dict[str, Callable[..., None]] = {
         impersonate,
         knock,
         stop_names,
+        departed,
     )
 }
 

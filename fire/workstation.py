@@ -287,7 +287,7 @@ class WorkstationExperiment:
         leases = [job["id"] for job in self.ledger() or []]
         name = self.rng.choice(
             ["fifo", "connections", "garbage", "squat", "impostor", "names", "impersonate"]
-            + ["knock", "stop_names"]
+            + ["knock", "stop_names", "departed"]
             + (["claim_by_mount", "claim_by_environment", "account"] if leases else [])
         )
         words = [name]
@@ -413,7 +413,15 @@ class WorkstationExperiment:
         violations += audit.over_limit(allocations, used or {})
         violations += audit.unleased_processes(allocations, used or {})
         violations += self.reports({job["name"]: job for job in jobs})
+        violations += self.written_escapes()
         return violations
+
+    @staticmethod
+    def written_escapes() -> Iterator[str]:
+        """Check that the daemon's log has no sequence that a terminal would execute."""
+        log = RUNTIME / "daemon.log"
+        if log.exists() and b"\x1b" in log.read_bytes():
+            yield f"{log} has an escape sequence"
 
     def reports(self, jobs: dict[str, dict[str, Any]]) -> Iterator[str]:
         """Check what programs report, and whether the ledger has exactly the running programs."""
@@ -471,6 +479,7 @@ class WorkstationExperiment:
         ]
         if self.containers:
             table += [(self.containers.start_container, 4), (self.containers.end_container, 3)]
+            table += [(self.containers.name_badly, self.hostile)]
 
         def progress(done: int) -> None:
             if done % 25 == 0:

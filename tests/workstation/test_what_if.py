@@ -155,7 +155,9 @@ async def test_one_request_is_explained_when_it_is_asked_for() -> None:
     rehearsals = Rehearsals(broker)
     assert await rehearsals.helps("p0") == []
     assert await rehearsals.helps("unknown") == []
-    assert await rehearsals.helps("p31") == []
+    assert await rehearsals.helps("p31") == [
+        "nothing alone: 29 requests wait before it, and `fenka why p2` says what helps the first"
+    ]
     assert await rehearsals.helps("p2") == ["the end of p0 or p1", "one more Tesla T4"]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fenka.core.inventory import Node
-from fenka.core.request import Request
+from fenka.core.request import ANY_INSTANCE, Request
 
 
 class ReasonCode(StrEnum):
@@ -143,6 +143,12 @@ def _instance(_: Request, __: int) -> str:
     return "ask for an instance with --mig, or for a slice inside one with --inside mig"
 
 
+def _other_profile(request: Request, _: int) -> str:
+    if request.instance == ANY_INSTANCE:
+        return "no card here is divided into instances"
+    return f"no card here can be divided into {request.instance}, ask for another profile"
+
+
 def _less_memory(request: Request, most: int) -> str:
     if most == 0:
         return "no card here has a whole unit of memory"
@@ -158,6 +164,7 @@ _HINTS: tuple[tuple[ReasonCode, Callable[[Request, int], str]], ...] = (
     (ReasonCode.COMPUTE, _less_compute),
     (ReasonCode.MEMORY, _less_memory),
     (ReasonCode.DIVIDED, _instance),
+    (ReasonCode.INSTANCE, _other_profile),
 )
 """The nearest miss first: a card that failed late needs the smallest change of the request."""
 

@@ -693,7 +693,7 @@ class WhatIfAnswered(Message, tag="what-if-answered"):
 
 
 class HelpsListed(Message, tag="helps-listed"):
-    """Sentences, each of which alone would let the job start."""
+    """Sentences, each of which alone would let the job start, or one that says that nothing alone does."""
 
     helps: list[str]
 

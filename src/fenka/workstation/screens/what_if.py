@@ -115,7 +115,10 @@ class Rehearsals:
             self._looking = False
 
     async def helps(self, queue_id: str) -> list[str]:
-        """Return what would let one pending request start, in sentences; none if it does not wait."""
+        """Return what would let one pending request start, in sentences; none if it does not wait.
+
+        A request that no single change starts gets one sentence, which says so.
+        """
         for _ in range(ATTEMPTS):
             changes = self.broker.changes
             if queue_id not in {status.id for status in self.broker.pending}:
@@ -126,7 +129,7 @@ class Rehearsals:
                     next(steps)
                 except StopIteration as end:
                     found: Outlook = end.value
-                    return self.sentences(found.helps[queue_id])
+                    return self.sentences(found.helps[queue_id]) or [self._nothing_alone(queue_id)]
                 await asyncio.sleep(0)
         return []
 
@@ -143,6 +146,18 @@ class Rehearsals:
             found.append(f"asking for at most {helps.units} unit{'s' if helps.units > 1 else ''}")
         found += [f"one more {model}" for model in helps.models]
         return found
+
+    def _nothing_alone(self, queue_id: str) -> str:
+        """Return the sentence for a pending request that no single change starts."""
+        order = [status.id for status in self.broker.pending]
+        before = order.index(queue_id)
+        if not before:
+            return "nothing alone: it starts when several programs have ended"
+        first = self._name(order[0])
+        waiting = f"{before} requests wait" if before > 1 else "one request waits"
+        return (
+            f"nothing alone: {waiting} before it, and `fenka why {first}` says what helps the first"
+        )
 
     def _name(self, queue_id: str) -> str:
         return self.broker.jobs_of(queue_id)[0].display_name

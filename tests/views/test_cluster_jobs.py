@@ -334,6 +334,22 @@ def test_why_is_the_schedulers_message_when_a_pod_waits() -> None:
     )
 
 
+def test_job_is_pending_when_its_container_fails_again_and_again() -> None:
+    """Kubernetes calls the pod Running; the sentence names the container and its restarts."""
+    waits = {"waiting": {"reason": "CrashLoopBackOff"}}
+    status = {
+        "phase": "Running",
+        "containerStatuses": [{"name": "main", "restartCount": 4, "state": waits}],
+    }
+    pods = [member("j", "launcher", node="a"), *workers(node="a", status=status)]
+    job = read(mpi(), pods=pods)[0]
+    assert (job.status, job.why) == (
+        "PENDING",
+        "container main fails again and again (CrashLoopBackOff, 4 restarts): "
+        "`fenka logs` shows its output",
+    )
+
+
 def test_tensorboard_is_a_port_of_a_node_that_is_ready() -> None:
     """A NodePort is open on all nodes."""
     service = {

@@ -44,6 +44,10 @@ _FINAL = ("Failed", "Complete", "Completed", "Succeeded")
 ForeignKind = Literal["MPIJob", "TFJob", "PyTorchJob", "TrainJob"]
 
 
+CRASHING = "CrashLoopBackOff"
+"""Why a container waits that the kubelet restarts later, since it failed several times."""
+
+
 class ContainerTerminated(objects.Object):
     """How a container ended."""
 
@@ -100,6 +104,18 @@ class TrainingPod(objects.Pod):
         """Return whether its containers accept requests."""
         ready = self.condition("Ready")
         return ready is not None and ready.status == "True"
+
+    @property
+    def crashing(self) -> str:
+        """Return a sentence about a container that fails again and again; empty if none does."""
+        for status in self.status.container_statuses:
+            waiting = status.state.waiting
+            if waiting is not None and waiting.reason == CRASHING:
+                return (
+                    f"container {status.name} fails again and again ({CRASHING}, {status.restart_count} "
+                    "restarts): `fenka logs` shows its output"
+                )
+        return ""
 
     @property
     def main_container(self) -> str:

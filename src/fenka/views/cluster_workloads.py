@@ -289,10 +289,13 @@ def _own_status(root: Root, trainer: Trainer, members: Members) -> JobStatus:
             if restartable and training_objects.SUBMITTED in root.metadata.annotations
             else "QUEUING"
         )
-    running = sum(
-        pod.status.phase in ("Running", "Succeeded") and not pod.gone for pod in members.values()
-    )
+    running = sum(_started(pod) and not pod.gone for pod in members.values())
     return "RUNNING" if running == sum(root.roles.values()) else "PENDING"
+
+
+def _started(pod: TrainingPod) -> bool:
+    """Return whether a pod's program runs or has succeeded. A crashing pod is `Running` to Kubernetes."""
+    return pod.status.phase in ("Running", "Succeeded") and not pod.crashing
 
 
 def _ended_at(job: Root | ForeignJob, end: Condition, pods: Iterable[TrainingPod]) -> float | None:
@@ -322,7 +325,8 @@ def _why(status: JobStatus, end: Condition | None, pods: Iterable[TrainingPod]) 
         return end.message if end is not None else ""
     if status != "PENDING":
         return ""
-    return next((pod.unschedulable for pod in pods if pod.unschedulable), "")
+    reasons = (pod.unschedulable or pod.crashing for pod in pods)
+    return next(filter(None, reasons), "")
 
 
 def _blocked(run: Root, failures: Iterable[training_objects.TrainingEvent], present: int) -> str:
@@ -462,7 +466,7 @@ def _foreign_status(
     # Queuing is kube-queue's, and may stay after the job has left its queue.
     if "Suspended" in current or ("Queuing" in current and not alive):
         return "QUEUING", None
-    started = bool(alive) and all(pod.status.phase in ("Running", "Succeeded") for pod in alive)
+    started = bool(alive) and all(_started(pod) for pod in alive)
     return "RUNNING" if started else "PENDING", None
 
 

@@ -538,7 +538,8 @@ def test_node_program_keeps_its_taint_unless_the_value_is_off() -> None:
 @needs_helm
 def test_dashboard_reads_and_is_reached_by_port_forwarding_only() -> None:
     """Without a Service, on loopback, as an unprivileged user; its roles read only, and no secrets."""
-    values = {"page": {"enabled": True, "prometheus": "http://prometheus:9090"}}
+    page = {"enabled": True, "prometheus": "http://prometheus:9090", "clusterName": "lab two"}
+    values = {"page": page}
     objects = render(dashboard=values)
     (container,) = pod_of(find(objects, "Deployment", "fenka-dashboard"))["containers"]
     assert container["args"] == [
@@ -546,6 +547,7 @@ def test_dashboard_reads_and_is_reached_by_port_forwarding_only() -> None:
         "--cluster",
         "--auth=none",
         "--port=8250",
+        "--cluster-name=lab two",
         "--prometheus=http://prometheus:9090",
     ]
     assert "ports" not in container

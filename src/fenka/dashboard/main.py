@@ -68,6 +68,7 @@ class DashboardOptions:
         proxy_secret: the file with what only the proxy knows, for `proxy`.
         prometheus: the URL of a Prometheus with a cluster's figures over time; empty for none.
         prometheus_token: the file with its bearer token.
+        cluster_name: the name of a cluster on the page; empty for its context or its API server's address.
     """
 
     port: int | None = None
@@ -79,6 +80,7 @@ class DashboardOptions:
     proxy_secret: Path | None = None
     prometheus: str = ""
     prometheus_token: Path | None = None
+    cluster_name: str = ""
 
     def __post_init__(self) -> None:
         try:
@@ -140,6 +142,8 @@ def serve(options: DashboardOptions, announce: Announce) -> None:
         raise CannotServe(
             "--prometheus is of a cluster: this machine's daemon keeps its own history"
         )
+    if options.cluster_name:
+        raise CannotServe("--cluster-name is of a cluster: leave it out")
     with _claim() as file:
         if file is None:
             announce(_url_of_other(), _socket_of_other())
@@ -191,7 +195,7 @@ def serve_cluster(
             await prometheus.check()
         async with await Api.connect(kubeconfig, context) as api:
             meter = UsageMeter(metering.usage_file, metering) if metering.usage_file else None
-            shown = ClusterLive(api, context or api.server, meter=meter)
+            shown = ClusterLive(api, options.cluster_name or context or api.server, meter=meter)
             token = secrets.token_urlsafe(TOKEN_BYTES) if options.auth == "token" else ""
             name = _new_name(options)
             ready = partial(announce, _url(options, listening, token, name), None)

@@ -43,10 +43,32 @@ class SignInOptions:
     ] = None
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """What the page shows of a cluster beside its objects."""
+
+    cluster_name: Annotated[
+        str,
+        typer.Option(
+            "--cluster-name",
+            metavar="NAME",
+            help="a cluster's name on the page; default: the context, or the API server's address",
+        ),
+    ] = ""
+    prometheus: Annotated[
+        str, typer.Option("--prometheus", metavar="URL", help="a cluster's figures over time")
+    ] = ""
+    prometheus_token: Annotated[
+        Path | None,
+        typer.Option("--prometheus-token", metavar="FILE", help="has Prometheus' bearer token"),
+    ] = None
+
+
 def dashboard(
     target: Target,
     metering: MeterOptions,
     sign_in: SignInOptions,
+    of_cluster: ClusterOptions,
     port: Annotated[
         int | None,
         typer.Option("--port", min=1, max=65535, help="default: a free one, drawn at random"),
@@ -65,13 +87,6 @@ def dashboard(
         bool, typer.Option("--read-only", help="nothing can be stopped or resized")
     ] = False,
     no_open: Annotated[bool, typer.Option("--no-open", help="open no browser")] = False,
-    prometheus: Annotated[
-        str, typer.Option("--prometheus", metavar="URL", help="a cluster's figures over time")
-    ] = "",
-    prometheus_token: Annotated[
-        Path | None,
-        typer.Option("--prometheus-token", metavar="FILE", help="has Prometheus' bearer token"),
-    ] = None,
 ) -> None:
     """Serve the page until Ctrl-C, and print its address. Raises CannotServe, OSError."""
 
@@ -87,8 +102,9 @@ def dashboard(
         *(port, listen, tuple(host or ()), prefix, read_only),
         auth=sign_in.auth,
         proxy_secret=sign_in.proxy_secret,
-        prometheus=prometheus,
-        prometheus_token=prometheus_token,
+        prometheus=of_cluster.prometheus,
+        prometheus_token=of_cluster.prometheus_token,
+        cluster_name=of_cluster.cluster_name,
     )
     try:
         here = snapshot_here(target, required=not cluster_configured()) is not None

@@ -45,7 +45,7 @@ ForeignKind = Literal["MPIJob", "TFJob", "PyTorchJob", "TrainJob"]
 
 
 CRASHING = "CrashLoopBackOff"
-"""Why a container waits that the kubelet restarts later, since it failed several times."""
+"""Reason of a waiting container that has failed several times: the kubelet restarts it later."""
 
 
 class ContainerTerminated(objects.Object):

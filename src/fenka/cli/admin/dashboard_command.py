@@ -45,7 +45,7 @@ class SignInOptions:
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """What the page shows of a cluster beside its objects."""
+    """Options of the page that only a cluster has."""
 
     cluster_name: Annotated[
         str,

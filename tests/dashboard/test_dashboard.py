@@ -371,6 +371,19 @@ def test_port_is_a_free_one_unless_it_is_given(station: Workstation) -> None:
         )
 
 
+def test_stranger_cannot_answer_under_the_name_when_a_dashboard_runs(t4: Workstation) -> None:
+    """Browsers look for it at ::1 first, where any user may listen; who has a port there is named."""
+    with dashboard(t4) as page, pytest.raises(OSError, match="already in use"):
+        socket.create_server(("::1", page.parts.port or 0), family=socket.AF_INET6)
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        port = taken.getsockname()[1]
+        refused(
+            t4.fenka("dashboard", "--port", str(port)),
+            2,
+            f"another program has port {port} at another loopback address, .*",
+        )
+
+
 def test_name_is_new_when_the_dashboard_starts_again(t4: Workstation) -> None:
     """So what a browser keeps for one server goes to no other; names that can be guessed are refused."""
     port = str(free_port())

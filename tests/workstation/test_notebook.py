@@ -134,6 +134,19 @@ def test_notebook_answers_to_its_own_name_alone(t4: Workstation) -> None:
     assert len(set(names)) == 2
 
 
+def test_stranger_cannot_answer_under_the_name_when_a_notebook_runs(t4: Workstation) -> None:
+    """Browsers look for it at ::1 first; a port that a stranger has there ends the start."""
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as stranger:
+        port = stranger.getsockname()[1]
+        given = ("--gpu-mem", "2", "--name", "nb", "--detach")
+        refused(t4.fenka("notebook", *given, "--port", str(port)), 1, ".*`fenka logs nb`")
+        assert "at another loopback address" in t4.fenka("logs", "nb").stdout
+    url = t4.ok("notebook", *given).removeprefix("nb: ").strip()
+    own = urllib.parse.urlsplit(url).port or 0
+    with pytest.raises(OSError, match="already in use"):
+        socket.create_server(("::1", own), family=socket.AF_INET6)
+
+
 def _status(port: int, host: str, reached: socket.socket | None = None, **fields: str) -> int:
     """Return the status of an answer that only who is logged in gets, by port or by a Unix socket."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as server:

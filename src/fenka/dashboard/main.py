@@ -31,14 +31,17 @@ from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.kube_config import ACCOUNT
 from fenka.local.machine_board import Viewer
 from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
-from fenka.server.loopback_name import new_name
+from fenka.server.loopback_name import RESOLVED, hold_other_address, new_name, release
 from fenka.workstation import paths
 from fenka.workstation.protocol import SIGNALS
 
 TOKEN_BYTES = 32
 
-_RESOLVED = frozenset({"127.0.0.1", "::1", "0.0.0.0", "::"})
+_RESOLVED = frozenset({*RESOLVED, "0.0.0.0", "::"})
 """Addresses at which browsers find a server whose name ends with `.localhost`."""
+
+_MAX_DRAWN = 20
+"""Ports that are drawn until one is free at all loopback addresses."""
 
 MIN_SECRET = 16
 """Characters of a proxy's secret."""
@@ -301,15 +304,40 @@ def _url_of_other() -> str:
 def _listen(options: DashboardOptions) -> Iterator[socket.socket]:
     """Listen on the port, or on one that the kernel draws. Raises CannotServe."""
     try:
-        listening = listening_socket(options.listen, options.port or 0)
+        listening, held = _listening_and_held(options)
     except OSError as why:
         # asyncio's sentence has the address again.
         problem = os.strerror(why.errno or 0)
         place = f"port {options.port} of {options.listen}" if options.port else options.listen
         helps = "another --port, or none for a free one" if options.port else "another --listen"
         raise CannotServe(f"{place} cannot be used ({problem}): name {helps}") from None
-    with listening:
-        yield listening
+    try:
+        with listening:
+            yield listening
+    finally:
+        release(held)
+
+
+def _listening_and_held(
+    options: DashboardOptions,
+) -> tuple[socket.socket, list[socket.socket]]:
+    """Return the listening socket, and those that keep others from answering at its name.
+
+    Raises CannotServe, OSError.
+    """
+    for _ in range(1 if options.port else _MAX_DRAWN):
+        listening = listening_socket(options.listen, options.port or 0)
+        if not options.has_own_name:
+            return listening, []
+        port = listening.getsockname()[1]
+        try:
+            return listening, hold_other_address(options.listen, port)
+        except OSError:
+            listening.close()
+    raise CannotServe(
+        f"another program has port {port} at another loopback address, where browsers would find it under "
+        "this page's name: name another --port, or none for a free one"
+    )
 
 
 def _socket_path() -> Path:

@@ -6,10 +6,12 @@ TensorBoard runs beside it, as long as the training, on a free port of the loopb
 import contextlib
 import errno
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from signal import SIGTERM
 from typing import NoReturn
@@ -18,7 +20,7 @@ from fenka import procfs
 from fenka.core.errors import FAILURE, FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.jobs.job_spec import JobSpec
-from fenka.jobs.notebook import LOOPBACK
+from fenka.jobs.notebook import LOOPBACK, MAX_TAKEN, NoFreePort
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify
 from fenka.local import gang, records, supervisor, training_plan, workload
 from fenka.local.launch import GroupProgram, GroupPrograms
@@ -26,7 +28,7 @@ from fenka.local.records import OWN, TRAININGS, TrainingRecord
 from fenka.local.supervisor import GroupEnd, Home, RestartPolicy, Supervisor
 from fenka.local.training_plan import Process
 from fenka.local.views import requested_cards
-from fenka.server.loopback_name import new_name
+from fenka.server.loopback_name import hold_other_address, new_name, release
 from fenka.workstation import paths
 from fenka.workstation.client import known_snapshot
 from fenka.workstation.paths import Runtime
@@ -45,6 +47,19 @@ def check_tensorboard() -> None:
             f"--tensorboard requires the program {TENSORBOARD}, which is not installed here: run "
             f"`pip install {TENSORBOARD}`, or leave the option out"
         )
+
+
+def _tensorboard_port() -> tuple[int, FileIO, list[socket.socket]]:
+    """Return a port that is free at all loopback addresses, its lock, and sockets that hold the port at ::1.
+
+    Raises NoFreePort, OSError.
+    """
+    for _ in range(MAX_TAKEN):
+        port, lock = paths.port_reservations().reserve(reuse=True)
+        with contextlib.suppress(OSError):
+            return port, lock, hold_other_address(LOOPBACK, port)
+        lock.close()
+    raise NoFreePort("other programs take all ports of ::1: end them, or leave out --tensorboard")
 
 
 def run(
@@ -104,12 +119,13 @@ class Training(supervisor.ProcessGroup):
         if not self.record.spec.tensorboard:
             yield
             return
-        port, lock = paths.port_reservations().reserve(reuse=True)
+        port, lock, held = _tensorboard_port()
         log = records.log_of(self.home.directory, TENSORBOARD)
         log.parent.mkdir(mode=0o700, exist_ok=True)
         options = [f"--logdir={self.record.spec.logdir}", f"--host={LOOPBACK}", f"--port={port}"]
         with (
             lock,
+            contextlib.ExitStack() as holding,
             log.open("ab") as output,
             subprocess.Popen(
                 [TENSORBOARD, *options],
@@ -120,6 +136,7 @@ class Training(supervisor.ProcessGroup):
                 preexec_fn=partial(procfs.die_with_parent, SIGTERM),  # noqa: PLW1509
             ) as program,
         ):
+            holding.callback(release, held)
             children.add(program.pid)
             # A browser keeps nothing of it for another server.
             self._update(tensorboard=f"http://{new_name()}:{port}")

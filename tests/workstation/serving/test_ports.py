@@ -59,11 +59,9 @@ def test_reservation_shows_nothing_to_other_users(tmp_path: Path) -> None:
     assert len({*ports}) == 20
     assert sorted(ports) != ports
     shown = Path("/proc/net/unix").read_text()
-    # The columns before a name are numbers of the kernel's, in which a port may occur by chance.
-    added = " ".join(
-        {line.partition("@")[2] for line in shown.splitlines()}
-        - {line.partition("@")[2] for line in names.splitlines()}
-    )
+    # The seven columns before a name are the kernel's, and may contain a port by chance.
+    old = {" ".join(line.split()[7:]) for line in names.splitlines()}
+    added = " ".join({" ".join(line.split()[7:]) for line in shown.splitlines()} - old)
     assert [port for port in ports if str(port) in added] == []
     for _, lock in reserved:
         lock.close()

@@ -149,6 +149,27 @@ async def test_taint_goes_with_the_program(library: Path) -> None:
             await leaving
 
 
+async def test_taint_goes_with_the_program_when_its_removal_is_refused_once(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Node has changed meanwhile, and no pass follows."""
+    async with on(library) as node:
+        await node.ready()
+        await passed(node)
+        await until(lambda: node.node_api.node and node.node_api.node.spec.taints)
+        write, refusals = node.node_api.set_taint, [ApiError(409, "Conflict", "another version")]
+
+        async def racing(key: str, effect: str | None) -> None:
+            if refusals:
+                raise refusals.pop()
+            await write(key, effect)
+
+        monkeypatch.setattr(node.node_api, "set_taint", racing)
+        await node.agent._taint.end()
+        assert taints(node) == []
+        assert not refusals
+
+
 async def test_anothers_taint_stays_when_it_is_written_in_between(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ takes other nodes first, and this one if no other fits. docs/measurements/placem
 No other taint is written. If another client changes the Node in between, the write is refused and repeated.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 
@@ -23,6 +24,9 @@ _LOG = logging.getLogger(__name__)
 
 TAINT = "fenka.io/free-cards"
 PREFER_NO_SCHEDULE = "PreferNoSchedule"
+
+AGAIN_S = 0.2
+"""How long the removal at the end waits after a refusal: the Node's next version is known by then."""
 
 FREE_FOR_S = 5.0
 """A card must be free for this time: pods that wait take it at once, and each change is two requests."""
@@ -65,6 +69,10 @@ class FreeCardsTaint:
 
     async def reconcile(self, claims: Sequence[Claim]) -> None:
         """Have the Node say what is so. A failed write is repeated by the next pass."""
+        await self._reconcile(claims)
+
+    async def _reconcile(self, claims: Sequence[Claim]) -> bool:
+        """Return whether no write is owed."""
         free = not self._ended and self._offers_cards and self._has_free_card(claims)
         now = self._clock()
         if not free:
@@ -75,12 +83,18 @@ class FreeCardsTaint:
         marked = node is not None and any(taint.key == TAINT for taint in node.spec.taints)
         settled = self._free_since is not None and now - self._free_since >= FREE_FOR_S
         if marked != free and (settled or not free):
-            await self._write(PREFER_NO_SCHEDULE if free else None)
+            return await self._write(PREFER_NO_SCHEDULE if free else None)
+        return True
 
     async def end(self) -> None:
-        """Remove the taint for good, since nobody keeps it from now on."""
+        """Remove the taint for good, since nobody keeps it from now on.
+
+        No pass follows to repeat a refused write, and what ends the program may have given the Node another
+        version: its label, for example. The caller bounds the time.
+        """
         self._ended = True
-        await self.reconcile(())
+        while not await self._reconcile(()):
+            await asyncio.sleep(AGAIN_S)
 
     @property
     def _offers_cards(self) -> bool:
@@ -96,8 +110,10 @@ class FreeCardsTaint:
             self._allocations.exclusive_cards(claims),
         )
 
-    async def _write(self, effect: str | None) -> None:
+    async def _write(self, effect: str | None) -> bool:
         try:
             await self._api.set_taint(TAINT, effect)
         except (ApiError, ApiUnreachable) as error:
             _LOG.warning("taint %s is written again: %s", TAINT, error)
+            return False
+        return True

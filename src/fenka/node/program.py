@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 RECONCILE_S = 5.0
 DRAIN_S = 10.0
 """The chart gives the program 15 s to end."""
-REMOVAL_S = 1.0
+REMOVAL_S = 3.0
 """For the taint. `fenka uninstall` removes it, too."""
 ADMISSION_S = 3.0
 """From the scheduler's decision to the kubelet's call of Allocate."""

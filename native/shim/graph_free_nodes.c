@@ -29,24 +29,13 @@ static uint64_t next_number(void) { return __atomic_fetch_add(&added, 1, __ATOMI
 
 uint64_t free_nodes_added(void) { return __atomic_load_n(&added, __ATOMIC_RELAXED); }
 
-static bool grow(void) {
-    size_t larger = capacity ? capacity * 2 : FIRST_CAPACITY;
-    struct free_node *moved = os_alloc_pages(larger * sizeof *moved);
-    if (!moved)
-        return false;
-    if (capacity) {
-        memcpy(moved, nodes, count * sizeof *moved);
-        os_unmap(nodes, capacity * sizeof *moved);
-    }
-    nodes = moved;
-    capacity = larger;
-    return true;
-}
-
 void free_nodes_add(uint64_t graph, uint64_t pointer, uint64_t capture) {
     os_lock(&lock);
-    if (count < capacity || grow())
+    struct free_node *larger = count < capacity ? nodes : os_grow(nodes, sizeof *nodes, &capacity, FIRST_CAPACITY);
+    if (larger) {
+        nodes = larger;
         nodes[count++] = (struct free_node){graph, pointer, next_number(), capture};
+    }
     os_unlock(&lock);
 }
 

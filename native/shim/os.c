@@ -295,6 +295,18 @@ void *os_alloc_pages(size_t bytes) {
     return pages == MAP_FAILED ? NULL : pages;
 }
 
+void *os_grow(void *table, size_t entry_bytes, size_t *capacity, size_t first) {
+    size_t more = *capacity ? 2 * *capacity : first;
+    void *larger = os_alloc_pages(more * entry_bytes);
+    if (larger && *capacity) {
+        memcpy(larger, table, *capacity * entry_bytes);
+        os_unmap(table, *capacity * entry_bytes);
+    }
+    if (larger)
+        *capacity = more;
+    return larger;
+}
+
 uint64_t os_milliseconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);

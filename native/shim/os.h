@@ -57,6 +57,9 @@ bool os_byte_locked(const char *path, uint64_t byte);
 bool os_each_file_lock(const char *path, void (*each)(void *to, uint64_t first, uint64_t last), void *to);
 uint64_t os_random(void);           /* 64 bits, as unpredictable as possible */
 void *os_alloc_pages(size_t bytes); /* zeroed; NULL without memory */
+/* Moves a full table of os_alloc_pages to one of twice the capacity, or of `first` entries if it has none. NULL without
+ * memory: then the table stays as it is. */
+void *os_grow(void *table, size_t entry_bytes, size_t *capacity, size_t first);
 
 /* A monotonic clock, coarse because it is read in every query. */
 uint64_t os_milliseconds(void);

@@ -22,7 +22,7 @@ struct pool {
 bool pools_stale;
 static struct os_lock lock;
 static struct pool *pools;
-static unsigned count, room;
+static size_t count, room;
 static struct {
     uint64_t nodes;   /* bytes of memory nodes */
     uint64_t pages;   /* that these take, which are charged */
@@ -86,7 +86,7 @@ static bool poll_pool(struct pool *entry, bool trim, bool *pending) {
 
 static bool poll_all(bool trim) {
     bool returned = false, pending = false;
-    for (unsigned i = 0; i < count;) {
+    for (size_t i = 0; i < count;) {
         returned |= poll_pool(&pools[i], trim, &pending);
         if (pools[i].destroyed && !pools[i].charged) {
             REAL(cuMemPoolDestroy)(pools[i].pool);
@@ -105,28 +105,15 @@ static bool poll_all(bool trim) {
     return returned;
 }
 
-/* A pool without an entry could not be charged for its pages. */
-static bool make_room(void) {
-    unsigned more = room ? 2 * room : FIRST_POOLS;
-    struct pool *larger = count < room ? NULL : os_alloc_pages(more * sizeof *pools);
-    if (!larger)
-        return count < room;
-    if (pools) {
-        memcpy(larger, pools, count * sizeof *pools);
-        os_unmap(pools, room * sizeof *pools);
-    }
-    pools = larger;
-    room = more;
-    return true;
-}
-
-/* NULL without host memory. */
+/* A pool without an entry could not be charged for its pages. NULL without host memory. */
 static struct pool *find_or_add(unsigned card, CUmemoryPool pool) {
-    for (unsigned i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++)
         if (pools[i].pool == pool)
             return &pools[i];
-    if (!make_room())
+    struct pool *larger = count < room ? pools : os_grow(pools, sizeof *pools, &room, FIRST_POOLS);
+    if (!larger)
         return NULL;
+    pools = larger;
     pools[count] = (struct pool){.pool = pool, .card = (uint8_t)card};
     return &pools[count++];
 }
@@ -263,7 +250,7 @@ static void restore_default(CUmemoryPool pool, CUdevice device) {
 bool pools_destroy(CUmemoryPool pool, CUresult *result) {
     bool known = false;
     os_lock(&lock);
-    for (unsigned i = 0; i < count && !known; i++) {
+    for (size_t i = 0; i < count && !known; i++) {
         CUdevice device = device_of_card(pools[i].card);
         if (pools[i].pool != pool || is_default(pool, device))
             continue;

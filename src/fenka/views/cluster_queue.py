@@ -18,7 +18,7 @@ from fenka.core.backfill import complete
 from fenka.core.columnar_placer import count_reasons
 from fenka.core.inventory import card_of
 from fenka.core.reasons import Unschedulable
-from fenka.views.unqueued_rows import is_present, requested, unqueued_rows
+from fenka.views.unqueued_rows import is_present, requested, unqueued_steps
 from fenka.views.workloads import QueueRow
 
 
@@ -43,8 +43,8 @@ def cluster_queue(
     queue, scheduled = schedule_queue(snapshot, options, now, paused)
     for _ in count_reasons(unschedulable(scheduled, len(scheduled.entries))):
         pass
-    below = unqueued_rows(pods, scheduled, snapshot.state, queue.has_nodes, paused, now)
-    return [*queue_rows(scheduled, snapshot.state), *below]
+    below = unqueued_steps(pods, scheduled, snapshot.state, queue.has_nodes, paused, now)
+    return [*queue_rows(scheduled, snapshot.state), *filter(None, below)]
 
 
 def schedule_queue(

@@ -18,7 +18,7 @@ from fenka.dialects.base import SharedNode
 from fenka.views.board import WhatIf, WhatIfAnswer
 from fenka.views.board_sums import MAX_ADDED, what_if_sentence
 from fenka.views.cluster_queue import schedule_queue
-from fenka.views.unqueued_rows import unqueued_rows
+from fenka.views.unqueued_rows import unqueued_steps
 
 
 class InvalidClusterQuestion(FenkaError):
@@ -56,8 +56,8 @@ def what_if(
     queue, scheduled = schedule_queue(changed, options, now)
     starts = [entry.pending.name for entry in scheduled.entries if entry.placements]
     waits = [(entry.pending.name, entry.why) for entry in scheduled.entries if not entry.placements]
-    below = unqueued_rows(changed.pods, scheduled, changed.state, queue.has_nodes, {}, now)
-    waits += [(row.name, row.why) for row in below]
+    below = unqueued_steps(changed.pods, scheduled, changed.state, queue.has_nodes, {}, now)
+    waits += [(row.name, row.why) for row in filter(None, below)]
     return WhatIfAnswer(starts, waits, what_if_sentence(starts, waits))
 
 

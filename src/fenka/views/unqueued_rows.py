@@ -28,28 +28,6 @@ PODS_A_STEP = 200
 """Pods that are read before others have their turn on the event loop."""
 
 
-def unqueued_rows(
-    pods: Iterable[Pod],
-    scheduled: QueueSnapshot,
-    state: ClusterState,
-    has_nodes: Callable[[Pod], bool],
-    refused: Mapping[str, str],
-    now: float,
-) -> Iterator[QueueRow]:
-    """Yield a row for each pod or gang that waits for something else than the queue.
-
-    Args:
-        pods: all pods, or those without a node and the members of their gangs.
-        scheduled: the queue.
-        state: the cluster.
-        has_nodes: whether a node could hold a pod without any allocations.
-        refused: sentences of entries that neither reserve nor preempt, by ID.
-        now: Unix seconds.
-    """
-    steps = unqueued_steps(pods, scheduled, state, has_nodes, refused, now)
-    return (row for row in steps if row is not None)
-
-
 def unqueued_steps(  # noqa: PLR0913, PLR0917
     pods: Iterable[Pod],
     scheduled: QueueSnapshot,
@@ -59,9 +37,18 @@ def unqueued_steps(  # noqa: PLR0913, PLR0917
     now: float,
     most: int | None = None,
 ) -> Iterator[QueueRow | None]:
-    """Yield the rows of `unqueued_rows`, and None after each PODS_A_STEP pods: tenants choose how many wait.
+    """Yield a row for each pod or gang that waits for something else than the queue.
 
-    most: rows at most, those that have waited the longest; None for all.
+    None is yielded after each PODS_A_STEP pods, since tenants choose how many wait.
+
+    Args:
+        pods: all pods, or those without a node and the members of their gangs.
+        scheduled: the queue.
+        state: the cluster.
+        has_nodes: whether a node could hold a pod without any allocations.
+        refused: sentences of entries that neither reserve nor preempt, by ID.
+        now: Unix seconds.
+        most: rows at most, those that have waited the longest; None for all.
     """
     waiting: dict[str, list[Pod]] = {}
     gangs: dict[str, list[Pod]] = {}

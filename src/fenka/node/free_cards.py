@@ -69,22 +69,15 @@ class FreeCardsTaint:
 
     async def reconcile(self, claims: Sequence[Claim]) -> None:
         """Have the Node say what is so. A failed write is repeated by the next pass."""
-        await self._reconcile(claims)
-
-    async def _reconcile(self, claims: Sequence[Claim]) -> bool:
-        """Return whether no write is owed."""
         free = not self._ended and self._offers_cards and self._has_free_card(claims)
         now = self._clock()
         if not free:
             self._free_since = None
         elif self._free_since is None:
             self._free_since = now
-        node = self._api.node
-        marked = node is not None and any(taint.key == TAINT for taint in node.spec.taints)
         settled = self._free_since is not None and now - self._free_since >= FREE_FOR_S
-        if marked != free and (settled or not free):
-            return await self._write(PREFER_NO_SCHEDULE if free else None)
-        return True
+        if self._marked != free and (settled or not free):
+            await self._write(PREFER_NO_SCHEDULE if free else None)
 
     async def end(self) -> None:
         """Remove the taint for good, since nobody keeps it from now on.
@@ -93,8 +86,13 @@ class FreeCardsTaint:
         version: its label, for example. The caller bounds the time.
         """
         self._ended = True
-        while not await self._reconcile(()):
+        while self._marked and not await self._write(None):
             await asyncio.sleep(AGAIN_S)
+
+    @property
+    def _marked(self) -> bool:
+        node = self._api.node
+        return node is not None and any(taint.key == TAINT for taint in node.spec.taints)
 
     @property
     def _offers_cards(self) -> bool:
@@ -111,6 +109,7 @@ class FreeCardsTaint:
         )
 
     async def _write(self, effect: str | None) -> bool:
+        """Return whether the Node has the taint as wanted."""
         try:
             await self._api.set_taint(TAINT, effect)
         except (ApiError, ApiUnreachable) as error:

@@ -353,6 +353,10 @@ async def test_stream_ends_when_its_viewer_reads_nothing(monkeypatch: pytest.Mon
         silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         request = "GET /api/live HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer t-ada\r\n\r\n"
         silent.sendall(request.encode())
+        silent.setblocking(False)
+        # Only now, since a stream of `ask` could take the only place first.
+        status = await asyncio.get_running_loop().sock_recv(silent, 12)
+        assert status == b"HTTP/1.1 200"
         for number in range(40):
             pod = pod_json(f"wait-{number}", 12, uid=f"u-{number}")
             pod["metadata"] |= {"namespace": "ada"}

@@ -1,13 +1,17 @@
 """The page "where it runs" says tested only of versions that a recorded run has passed."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tools import where_it_runs
 from tools.where_it_runs import BEGIN, END, Tried, outdated, readme, record, table, tried
 
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+CLAIMED = REFERENCE / "where-it-runs.yaml"
 CLAIMS = {"parts": [{"part": "Kubernetes", "should": "1.31", "not": "1.28"}, {"part": "helm"}]}
 PASSED = Tried({"Kubernetes": "1.33.1", "containerd": "2.4.2"}, "core", 17)
 FAILED = Tried({"Kubernetes": "1.30.2"}, "core", 16, failed=("test_queue",))
@@ -16,6 +20,17 @@ FAILED = Tried({"Kubernetes": "1.30.2"}, "core", 16, failed=("test_queue",))
 def test_page_and_readme_are_as_the_records_have_them() -> None:
     """If this fails: python tools/where_it_runs.py."""
     assert outdated() == []
+
+
+def test_drivers_that_should_work_are_those_whose_headers_were_read() -> None:
+    """The page of drivers is made from the headers: a newer one there is a newer one here."""
+    read = re.findall(
+        r"^\| (\d+) \| ([\d.]+) \|", (REFERENCE / "drivers.md").read_text(), re.MULTILINE
+    )
+    should = {it["part"]: it["should"] for it in yaml.safe_load(CLAIMED.read_text())["parts"]}
+    (oldest, first), (newest, last) = read[0], read[-1]
+    assert should["NVIDIA's driver"].startswith(f"{oldest} to {newest};")
+    assert should["CUDA"].startswith(f"{first} to {last},")
 
 
 def test_version_is_tested_only_where_no_test_failed() -> None:

@@ -71,7 +71,7 @@ class Stranger:
 
 
 @contextlib.contextmanager
-def _stranger_at(port: int) -> Iterator[Stranger]:
+def stranger_at(port: int) -> Iterator[Stranger]:
     stranger = Stranger(port)
     thread = threading.Thread(target=stranger.server.serve_forever)
     thread.start()
@@ -108,7 +108,7 @@ def test_stranger_gets_nothing_when_a_dashboard_has_ended(
         process.terminate()
         process.wait()
     expect(watched.page.get_by_role("alert")).to_contain_text("the dashboard has ended")
-    with _stranger_at(port) as stranger:
+    with stranger_at(port) as stranger:
         _pass_time(watched.page)
         watched.page.goto(f"{watched.page.url.partition('#')[0]}#/queue")
         _pass_time(watched.page)
@@ -132,7 +132,7 @@ def test_stranger_is_asked_for_a_proof_alone_when_a_dashboard_was_killed(
         process.send_signal(signal.SIGKILL)
         process.wait()
     token = urlsplit(url).fragment.removeprefix("token=")
-    with _stranger_at(port) as stranger:
+    with stranger_at(port) as stranger:
         if hidden:
             page.evaluate("globalThis.hide(false)")
         else:

@@ -31,10 +31,9 @@ def main() -> int:
             print(f"fire: {error}", file=sys.stderr)
             return 2
     print(f"{chosen.world}: seed {seed}", flush=True)
-    until = time.monotonic() + chosen.minutes * 60
     run = on_workstation if chosen.world == "workstation" else on_cluster
     try:
-        done, counts = run(seed, chosen.moves, until, not chosen.calm)
+        done, counts = run(seed, chosen.moves, chosen.minutes * 60, not chosen.calm)
     except Exception as error:
         if not isinstance(error, (InvariantViolation, ClusterError)):
             raise
@@ -52,15 +51,15 @@ def report(line: str) -> None:
     print(line, flush=True)
 
 
-def on_workstation(seed: int, moves: int, until: float, hostile: bool) -> Result:
+def on_workstation(seed: int, moves: int, seconds: float, hostile: bool) -> Result:
     """Run on a workstation in its own namespaces."""
     image = containers.build_image()
     machine.isolate_files()
     experiment = workstation.WorkstationExperiment(seed, report, hostile, image)
-    return experiment.run(moves, until), experiment.counts
+    return experiment.run(moves, seconds), experiment.counts
 
 
-def on_cluster(seed: int, moves: int, until: float, hostile: bool) -> Result:
+def on_cluster(seed: int, moves: int, seconds: float, hostile: bool) -> Result:
     """Run on a new cluster, which is removed afterwards."""
     from e2e.images import image_store
     from e2e.scenarios.conftest import install
@@ -73,7 +72,7 @@ def on_cluster(seed: int, moves: int, until: float, hostile: bool) -> Result:
         install(target)
         experiment = cluster.ClusterExperiment(target, seed, report, hostile)
         with experiment.prepared():
-            return experiment.run(moves, until), experiment.counts
+            return experiment.run(moves, seconds), experiment.counts
     finally:
         target.down()
 

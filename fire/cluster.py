@@ -466,8 +466,8 @@ class ClusterExperiment:
             time.sleep(RETRY_EVERY_S)
         raise InvariantViolation(f"after {moment}: " + "; ".join(violations))
 
-    def run(self, moves: int, until: float) -> int:
-        """Run up to `moves` actions or until this time; return their number. Raises InvariantViolation."""
+    def run(self, moves: int, seconds: float) -> int:
+        """Run up to `moves` actions within this time; return their number. Raises InvariantViolation."""
         table: list[tuple[Action, float]] = [
             (self.start, 8),
             (self.delete, 4),
@@ -481,7 +481,7 @@ class ClusterExperiment:
             if done % 10 == 0:
                 self.progress(f"{done} actions, {len(self.requested_units)} pods, {self.counts}")
 
-        done = inject(self, table, moves, until, progress)
+        done = inject(self, table, moves, seconds, progress)
         self.finish()
         return done
 

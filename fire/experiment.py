@@ -34,7 +34,7 @@ def inject(
     experiment: Experiment,
     table: Sequence[tuple[Action, float]],
     limit: int,
-    until: float,
+    seconds: float,
     progress: Callable[[int], None],
 ) -> int:
     """Run random actions, audit after each, and return their number.
@@ -43,13 +43,13 @@ def inject(
         experiment: the installation.
         table: the actions with their weights.
         limit: the maximum number of actions.
-        until: the end of the run by time.monotonic.
+        seconds: after this time no further action begins. The installation's start does not count.
         progress: called with the number of each finished action.
 
     Raises:
-        InvariantViolation: the audit after an action failed.
+        InvariantViolation: the audit after an action failed, or there was no action.
     """
-    done = 0
+    done, until = 0, time.monotonic() + seconds
     while done < limit and time.monotonic() < until:
         action = experiment.rng.choices(
             [candidate for candidate, _ in table], [weight for _, weight in table]
@@ -60,4 +60,8 @@ def inject(
         done += 1
         experiment.check(f"action {done} ({name})")
         progress(done)
+    if not done:
+        raise InvariantViolation(
+            f"nothing was tried: {limit} actions in {seconds:g} s were allowed"
+        )
     return done

@@ -458,8 +458,8 @@ class WorkstationExperiment:
 
     # ---- the run ----
 
-    def run(self, moves: int, until: float) -> int:
-        """Run up to `moves` actions or until this time; return their number. Raises InvariantViolation."""
+    def run(self, moves: int, seconds: float) -> int:
+        """Run up to `moves` actions within this time; return their number. Raises InvariantViolation."""
         self.daemon()
         if self.image is None:
             self.progress(MISSING)
@@ -486,7 +486,7 @@ class WorkstationExperiment:
                 self.progress(f"{done} actions, {len(self.alive())} programs, {self.counts}")
 
         try:
-            done = inject(self, table, moves, until, progress)
+            done = inject(self, table, moves, seconds, progress)
             self.finish()
         except InvariantViolation as violation:
             raise InvariantViolation(f"{violation}\n{self.explanation()}") from None

@@ -191,6 +191,25 @@ def test_workload_keeps_the_others_when_tiny_pods_come_after_them() -> None:
     assert weights[5] < 0.85
 
 
+def test_workload_keeps_the_others_when_usual_pods_of_one_namespace_come_after_them() -> None:
+    """The others were forgotten after 48,000 pods of a quarter of a card, before any bound counted them."""
+    learned = LearnedWorkload()
+    learned.observe([Request(Memory(75))] * 8000, "team", cards=0.75)
+    for size in range(64):
+        learned.observe(
+            [Request(Memory(25 + size % 6))] * 750, "flood", cards=0.25 + size % 6 / 100
+        )
+    assert by_units(learned.typical())[75] >= 0.5
+
+
+def test_workload_forgets_a_namespace_when_another_has_taken_its_place() -> None:
+    """Ten times as many later requests leave less than a tenth of what is expected to the earlier ones."""
+    learned = LearnedWorkload(half_life=100)
+    learned.observe([Request(Memory(75))] * 1000, "team", cards=0.75)
+    learned.observe([Request(Memory(50))] * 10_000, "successor", cards=0.5)
+    assert by_units(learned.typical()).get(75, 0.0) < 0.1
+
+
 def test_workload_is_by_frequency_when_namespaces_have_pods_of_usual_sizes() -> None:
     """Only namespaces whose pods have less than a quarter of a card on average count for less."""
     learned = LearnedWorkload(half_life=1_000_000)

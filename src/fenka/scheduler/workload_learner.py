@@ -20,7 +20,7 @@ RELEARN_PODS = 50
 """The workload is computed again after this number of further pods."""
 KNOWN_PODS = 100
 """The workload is known from this number of pods on. Until then `bid-price` places as `binpack` does."""
-PODS_A_STEP = 1000
+PODS_A_STEP = 250
 """New pods that are looked at before others have their turn on the event loop."""
 MIN_RUN_S = 60.0
 """A pod counts once it has run for this long: a tenant pays for a count with a card."""

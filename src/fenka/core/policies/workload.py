@@ -70,6 +70,9 @@ OF_SMALL = 4.0
 """A namespace counts as many requests as it has had cards, times this, if it has had more requests."""
 ALWAYS_COUNTED = 100
 """A namespace counts as many requests as all others together, or this many if the others have fewer."""
+SLOWER = 16
+"""A namespace that has at least as many requests as all others makes those older by this factor more slowly.
+Otherwise the others would be forgotten before the bound above could count them."""
 KINDS_A_STEP = 2000
 """Kinds of requests that are summed in one step: about 2 ms."""
 
@@ -109,6 +112,9 @@ def _count(row: tuple[Request, float]) -> float:
 class LearnedWorkload:
     """The workload that a cluster has seen, in which past requests count less and less.
 
+    A namespace's requests make its earlier ones older. They make those of others older at the same rate, as
+    long as the namespace does not outweigh them.
+
     A namespace counts for as many requests as came from it, for fewer if these were small, and for no more
     than all others together. Otherwise pods of one tenant would decide where other tenants' pods are placed.
     """
@@ -118,6 +124,8 @@ class LearnedWorkload:
         self._growth = 2.0 ** (1 / half_life)
         self._scale = 1.0
         self._shares: dict[str, _Share] = {}
+        self._weight = 0.0
+        """The sum of the weights of all shares."""
 
     def observe(self, requests: Iterable[Request], namespace: str = "", cards: float = 1.0) -> None:
         """Count requests that came together, unless they took less than SMALLEST.
@@ -132,13 +140,21 @@ class LearnedWorkload:
         share = self._shares.get(namespace)
         if share is None:
             if len(self._shares) >= MAX_NAMESPACES:
-                del self._shares[min(self._shares, key=lambda name: self._shares[name].weight)]
+                least = min(self._shares, key=lambda name: self._shares[name].weight)
+                self._weight -= self._shares.pop(least).weight
             share = self._shares[namespace] = _Share()
         # A request makes others older by what it counts, or many small ones would have them forgotten.
         growth = self._growth ** min(1.0, OF_SMALL * cards)
+        slow = growth ** (1 / SLOWER)
+        others = self._weight - share.weight
         for request in requests:
-            self._scale *= growth
+            if share.weight <= self._bound(others):
+                self._scale *= growth
+            else:
+                self._scale *= slow
+                share.scale(slow / growth)
             share.add(kind(request), self._scale, cards)
+        self._weight = others + share.weight
         if self._scale > 1e6:
             # Requests that came long ago are forgotten.
             for share in self._shares.values():
@@ -147,6 +163,8 @@ class LearnedWorkload:
                 name: share for name, share in self._shares.items() if share.total > 1e-3
             }
             self._scale = 1.0
+            # Summed anew, so that no error of rounding stays.
+            self._weight = sum(share.weight for share in self._shares.values())
 
     @property
     def kinds(self) -> int:
@@ -190,9 +208,11 @@ class LearnedWorkload:
 
         Thus one tenant never decides alone for others, whatever it runs.
         """
-        weights = {name: share.weight for name, share in self._shares.items()}
-        total, least = sum(weights.values()), ALWAYS_COUNTED * self._scale
         return [
-            (self._shares[name], min(weight, max(total - weight, least)))
-            for name, weight in weights.items()
+            (share, min(share.weight, self._bound(self._weight - share.weight)))
+            for share in self._shares.values()
         ]
+
+    def _bound(self, others: float) -> float:
+        """Return for how many requests a namespace counts at most, others: the weight of all others."""
+        return max(others, ALWAYS_COUNTED * self._scale)

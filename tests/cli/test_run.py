@@ -31,7 +31,7 @@ def no_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ("words", "sentence"),
     [
         (("--gpu-mem", "4", "--gpu-memm", "3"), "--gpu-memm: did you mean --gpu-mem"),
-        (("--gpu-mem", "4", "--zzz=1"), "--zzz, and a program follows its options after --"),
+        (("--gpu-mem", "4", "--zzz=1"), "--zzz: a program follows the options after --"),
     ],
 )
 def test_misspelt_option_is_refused_instead_of_run(words: tuple[str, ...], sentence: str) -> None:

@@ -29,6 +29,7 @@ A, B = "GPU-a", "GPU-b"
     [
         ("gpu-mem=6", {"": ResizeRequest(Memory(6, GIB))}),
         ("gpu-core=40", {"": ResizeRequest(compute=40)}),
+        ("gpu-core=40%", {"": ResizeRequest(compute=40)}),
         ("gpu-core=0", {"": ResizeRequest(compute=0)}),
         ("gpu-mem=4096MiB,gpu-core=30", {"": ResizeRequest(Memory(4096), 30)}),
         (" gpu-core = 30 , gpu-mem = 4GiB ;", {"": ResizeRequest(Memory(4096), 30)}),

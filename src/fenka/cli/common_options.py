@@ -4,15 +4,13 @@ A command is a function whose parameters are annotated with options. A parameter
 or a msgspec.Struct stands for all options among the fields of that type.
 """
 
-import contextlib
 import dataclasses
 import functools
 import inspect
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
@@ -22,6 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fenka.cli.error_report import UserError
+from fenka.cli.usage_errors import unknown
 from fenka.core.errors import INVALID_INPUT
 from fenka.core.request import ComputeMode
 from fenka.formats import quantities
@@ -43,19 +42,16 @@ def seconds(text: str | float) -> float:
 
 def percent(text: str | int) -> int:
     """Return the percent of an option: `50` or `50%`. Raises typer.BadParameter."""
-    number = str(text).removesuffix("%")
-    if not _WHOLE.fullmatch(number) or int(number) > 100:
+    number = quantities.parse_percent(str(text))
+    if number is None:
         raise typer.BadParameter(f"{shown(str(text))} is no percentage: write 0 to 100")
-    return int(number)
+    return number
 
 
 def whole_cards(text: str | int) -> int:
     """Return a number of cards. Raises typer.BadParameter, which says how to ask for a part of one."""
     if not _WHOLE.fullmatch(str(text)):
-        raise typer.BadParameter(
-            f"{shown(str(text))} is no number of whole cards: a part of one is asked for by --gpu-mem and "
-            "--gpu-core"
-        )
+        raise typer.BadParameter(quantities.no_whole_cards(str(text)))
     return int(text)
 
 
@@ -234,37 +230,10 @@ def register(
     )
 
 
-_NOT_A_NUMBER = re.compile(r"(.*) is not a valid (int|integer|float)(?: range)?\.", re.DOTALL)
-
-
-@contextlib.contextmanager
-def _plain_words() -> Iterator[None]:
-    """Say in one sentence what is wrong with an option's value. Raises UserError."""
-    try:
-        yield
-    except typer.BadParameter as why:
-        message = why.message
-        if found := _NOT_A_NUMBER.fullmatch(message):
-            kind = "number" if found[2] == "float" else "whole number"
-            message = f"{found[1]} is no {kind}"
-        if why.param is None:
-            raise
-        name = (
-            why.param.opts[0]
-            if why.param.param_type_name == "option"
-            else why.param.human_readable_name
-        )
-        raise UserError(f"{name}: {message.rstrip('.')}", INVALID_INPUT) from None
-
-
 class _Command(TyperCommand):
     """Parses options in arena's old spelling too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with _plain_words():
-            return self._parsed(ctx, args)
-
-    def _parsed(self, ctx: Any, args: list[str]) -> list[str]:
         known = {name for option in self.params for name in option.opts}
         words = args[: args.index("--")] if "--" in args else args
         for number, word in enumerate(words):
@@ -278,8 +247,7 @@ class _PassingCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)
-        with _plain_words():
-            rest = super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
         words = next((ctx.params[param.name] for param in self.params if param.nargs == -1), ())
         if (
             words
@@ -289,12 +257,7 @@ class _PassingCommand(TyperCommand):
         ):
             name = words[0].partition("=")[0]
             known = [option for param in self.params for option in param.opts]
-            near = get_close_matches(name, known)
-            hint = f": did you mean {' or '.join(near)}?" if near else ""
-            raise UserError(
-                f"there is no option {name[:80]}{hint or ', and a program follows its options after --'}",
-                INVALID_INPUT,
-            )
+            raise unknown("option", name, known, "a program follows the options after --")
         return rest
 
 

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -162,18 +161,23 @@ def run(arguments: Sequence[str]) -> None:
         return
     commands = {word: row for row in rows for word in (row.name, *row.aliases)}
     if name not in commands:
-        similar = get_close_matches(name, commands)
-        hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
-        kind = "option" if name.startswith("-") else "command"
-        sys.stderr.write(
-            f"Usage: {prefix} {ARGUMENTS}\nTry '{prefix} --help' for help.\n\n"
-            f"Error: No such {kind} {name!r}.{hint}\n"
-        )
-        sys.exit(2)
+        from fenka.cli.usage_errors import unknown
+
+        is_option = name.startswith("-")
+        known = ("--help", "--version") if is_option else commands
+        kind = "option" if is_option else "command"
+        raise unknown(kind, name, known, f"`{prefix} --help` lists all")
     command = commands[name]
     with no_collection():
         app = _load(command)
-    app(words[1:], prog_name=f"{prefix} {command.name}")
+    from fenka.cli.usage_errors import one_sentence
+
+    full_name = f"{prefix} {command.name}"
+    with one_sentence(full_name):
+        # Alone it would print the parser's own sentences, and end the process by itself.
+        code = app(words[1:], prog_name=full_name, standalone_mode=False)
+    if isinstance(code, int) and code:
+        sys.exit(code)
 
 
 def help_text() -> str:

@@ -29,7 +29,7 @@ from fenka.core.request import Memory, Slice
 from fenka.dialects import card_records
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.card_records import CardIndex, Count
-from fenka.formats.quantities import InvalidSize, parse_memory
+from fenka.formats.quantities import InvalidSize, parse_memory, parse_percent
 
 REPORT = "fenka.io/leases"
 """Node annotation."""
@@ -163,7 +163,6 @@ RECORDS = (STATUS, REFUSED)
 
 
 MEMORY, CORE = "gpu-mem", "gpu-core"
-FULL = 100
 
 _CONTAINER = re.compile(r"\s*([a-z0-9](?:[-a-z0-9]*[a-z0-9])?)\s*:(.*)", re.DOTALL)
 
@@ -230,11 +229,12 @@ def _request(text: str, unit_mib: int) -> ResizeRequest:
 
 
 def _percent(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 3 and int(text) <= FULL):
+    number = parse_percent(text)
+    if number is None:
         raise InvalidRecord(
             f"annotation {REQUEST}: {CORE}={text[:40]} is no percentage: write 1 to 100, or 0 for no limit"
         )
-    return int(text)
+    return number
 
 
 def encode_request(container: str, gpu_mem: str, gpu_core: int | None) -> str:

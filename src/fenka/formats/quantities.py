@@ -3,7 +3,7 @@
 A number without a unit counts units of a card (GiB by default): a card of 15079 MiB has 14. With a unit it is
 exactly that memory.
 
-Durations as people write them in options and files.
+Durations and percentages as people write them in options and files.
 
 Names of MIG profiles as people write them, and of their extended resources.
 """
@@ -122,6 +122,23 @@ def parse_duration(text: str) -> float | None:
     if not _DURATION.fullmatch(text):
         return None
     return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+
+
+_PERCENT = re.compile(r"([0-9]{1,3})%?")
+
+
+def parse_percent(text: str) -> int | None:
+    """Return a share of `50` or `50%`; None if the text is no percentage from 0 to 100."""
+    found = _PERCENT.fullmatch(text)
+    return int(found[1]) if found and int(found[1]) <= 100 else None
+
+
+def no_whole_cards(text: str) -> str:
+    """Return the sentence for a number of whole cards that is none, as `0.5`."""
+    return (
+        f"{_shown(text)} is no number of whole cards: a part of one is asked for by --gpu-mem and "
+        "--gpu-core"
+    )
 
 
 PROFILE = re.compile(r"[1-9]g\.[1-9][0-9]{0,3}gb(?:[+-][a-z]+(?:\.[a-z]+)*)?")

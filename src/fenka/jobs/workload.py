@@ -331,6 +331,15 @@ def parse_fields(fields: Fields, kind: type[S]) -> S:
         name: parse_duration(value) if name in durations and isinstance(value, str) else value
         for name, value in fields.items()
     }
+    roles = [
+        field.encode_name
+        for field in msgspec.structs.fields(kind)
+        if isinstance(field.type, type) and issubclass(field.type, RoleSpec)
+    ]
+    converted = _with_percentage(converted)
+    for name in roles:
+        if isinstance(role := converted.get(name), Mapping):
+            converted[name] = _with_percentage(role)
     try:
         documents.check_names(converted, kind)
     except documents.InvalidDocument as why:
@@ -339,6 +348,13 @@ def parse_fields(fields: Fields, kind: type[S]) -> S:
         return msgspec.convert(converted, kind, strict=False)
     except msgspec.ValidationError as why:
         raise InvalidRequest(_sentence(str(why), fields)) from None
+
+
+def _with_percentage(fields: Fields) -> dict[str, Any]:
+    """Return the fields with a share of `50%` as the number 50."""
+    text = fields.get("gpu-core")
+    percent = quantities.parse_percent(text) if isinstance(text, str) else None
+    return {**fields, **({} if percent is None else {"gpu-core": percent})}
 
 
 def merge(lower: Fields, upper: Fields) -> dict[str, Any]:
@@ -396,6 +412,8 @@ def _sentence(why: str, fields: Fields) -> str:
     for name in filter(None, path.groups()):
         value = value.get(name, "") if isinstance(value, Mapping) else value
     expected = why.partition(",")[0].partition(" - at ")[0]
+    if path[path.lastindex or 0] == "gpus":
+        return f"--{option}: {quantities.no_whole_cards(str(value))}"
     types = {"`int": "a whole number", "`float": "a number", "`bool": "true or false"}
     word = next((text for name, text in types.items() if f"Expected {name}" in expected), "")
     return f"invalid --{option} {str(value)[:40]!r}: expected {word or _choices(option)}"

@@ -73,6 +73,7 @@ def test_output_is_a_list_when_json_is_requested() -> None:
         (["-e", "A=1", "--env=B=x=y"], {"env": {"A": "1", "B": "x=y"}}),
         (["-d", "a:/a", "--data", "b:/b"], {"data": ["a:/a", "b:/b"]}),
         (["-p", "high"], {"priority": "high"}),
+        (["--gpu-mem=4", "--gpu-core=50%"], {"gpu-mem": "4", "gpu-core": 50}),
         (["-l", "a=b", "-a", "c=d"], {"label": {"a": "b"}, "annotation": {"c": "d"}}),
         (["--time-limit", "2h30m"], {"time-limit": 9000.0}),
         (["--for=90"], {"time-limit": 90.0}),
@@ -216,6 +217,8 @@ def test_file_is_rejected_when_it_never_ends(command: tuple[str, str]) -> None:
         (["--name=a", "--env=FENKA_INDEX=1", "b"], "invalid --env 'FENKA_INDEX': "),
         (["--name=a", "--workers=0", "b"], "--workers must be from 1 to 4096, got 0"),
         (["--name=a", "--workers=x", "b"], "invalid --workers 'x': expected a whole number"),
+        (["--name=a", "--gpus=0.5", "b"], "--gpus: '0.5' is no number of whole cards: a part"),
+        (["--name=a", "--gpu-core=101%", "b"], "invalid --gpu-core '101%': expected a whole"),
         (
             ["--name=a", "--cpu=lots", "b"],
             "invalid --cpu 'lots': expected an amount such as 2 or 500m",

@@ -54,7 +54,7 @@ def read(device: str, *environment: str, **annotations: str) -> DeviceRequest:
         ("slice=any", ["FENKA_GPU_MEM=4096MiB"], GpuResources("4096MiB")),
         (
             "slice=any",
-            ["FENKA_GPU_MEM=4", "FENKA_GPU_CORE=30", "FENKA_GPU_CORE_MODE=soft"],
+            ["FENKA_GPU_MEM=4", "FENKA_GPU_CORE=30%", "FENKA_GPU_CORE_MODE=soft"],
             GpuResources("4", 30, "soft"),
         ),
         # NVIDIA's variable is in MiB, and the last choice.

@@ -185,7 +185,7 @@ def _given(
 
 def _resources(device: str, values: Mapping[str, str], limit_mib: str) -> GpuResources:
     kind, _, amount = device.partition("=")
-    core = _whole("FENKA_GPU_CORE", values.get("GPU_CORE", "0"))
+    core = _whole("FENKA_GPU_CORE", values.get("GPU_CORE", "0").removesuffix("%"))
     mode = values.get("GPU_CORE_MODE", "hard")
     if mode not in COMPUTE_MODES:
         raise InvalidContainer(

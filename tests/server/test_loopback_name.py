@@ -5,9 +5,7 @@ import socket
 
 import pytest
 
-from fenka.dashboard.surroundings import ServiceNames
 from fenka.server.loopback_name import hold_other_address, release
-from fenka.views.workloads import ServiceVersion, ServingPort
 
 FAMILIES = {"127.0.0.1": socket.AF_INET, "::1": socket.AF_INET6}
 
@@ -35,22 +33,3 @@ def test_holding_fails_when_another_program_listens() -> None:
     in_use = f"Errno {errno.EADDRINUSE}"
     with _listening("::1") as stranger, pytest.raises(OSError, match=in_use):
         hold_other_address("127.0.0.1", stranger.getsockname()[1])
-
-
-def test_service_keeps_its_address_when_a_stranger_listens_under_its_name() -> None:
-    """A browser would ask the stranger first, so the page links to 127.0.0.1."""
-    with _listening("127.0.0.1") as server:
-        ports = (ServingPort("RESTFUL", server.getsockname()[1]),)
-        version = ServiceVersion(
-            *("chat", "alice", "1", "custom", "v1", 1, 1, 0.0), address="127.0.0.1", ports=ports
-        )
-        with _listening("::1", ports[0].port):
-            assert ServiceNames().rename([version]) == [version]
-        names = ServiceNames()
-        (named,) = names.rename([version])
-        assert named.address.endswith(".localhost")
-        assert names.rename([version]) == [named]
-        with pytest.raises(OSError, match="already in use"):
-            _listening("::1", ports[0].port)
-        assert names.rename([]) == []
-        _listening("::1", ports[0].port).close()

@@ -25,7 +25,7 @@ from fenka.dashboard.machine_pages import MachinePages
 from fenka.dashboard.page_server import PageServer, page_files
 from fenka.dashboard.prometheus import Prometheus
 from fenka.dashboard.sign_in import OpenSignIn, ProxySignIn, SignIn, TokenSignIn
-from fenka.dashboard.surroundings import ServiceNames, look_around
+from fenka.dashboard.surroundings import look_around
 from fenka.dashboard.usage_meter import CannotRecord, MeterOptions, UsageMeter
 from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.kube_config import ACCOUNT
@@ -158,7 +158,7 @@ def serve(options: DashboardOptions, announce: Announce) -> None:
             os.ftruncate(file, 0)
             os.pwrite(file, f"{url}\n".encode(), 0)
             runtime = paths.current()
-            look = partial(look_around, losses=LossReaders(), names=ServiceNames())
+            look = partial(look_around, losses=LossReaders())
             shown = Live(runtime, Viewer(os.geteuid(), acts=not options.read_only), look)
             pages = MachinePages(runtime, shown, page_files(), acts=not options.read_only)
             ready = partial(announce, url, _socket_path() if local else None)

@@ -457,6 +457,7 @@ class ServiceStatus(Supervised, forbid_unknown_fields=True):
         requests_per_s: Answered requests a second by version; empty while they are not known.
         waiting_requests: Requests that wait for a replica; None if that is not known.
         reason: Why something is not as wanted.
+        page_host: The name by which browsers reach its ports, of this start; empty if it has none.
     """
 
     uid: str
@@ -467,6 +468,7 @@ class ServiceStatus(Supervised, forbid_unknown_fields=True):
     requests_per_s: dict[str, float] = msgspec.field(default_factory=dict)
     waiting_requests: int | None = None
     reason: str = ""
+    page_host: str = ""
 
 
 def _check_service(record: ServiceRecord, name: str) -> ServiceRecord:

@@ -128,6 +128,7 @@ def _version(
         rolled_out=current and len(known) == wanted,
         requests_per_s=status.requests_per_s.get(spec.version) if status else None,
         waiting_requests=status.waiting_requests if status else None,
+        page_host=status.page_host if status else "",
     )
 
 

@@ -42,7 +42,7 @@ from fenka.local.records import SERVICES, STATUSES, ServiceRecord, ServiceStatus
 from fenka.local.request_rates import RequestRates
 from fenka.local.service_replicas import GatewayUse, ServiceReplica
 from fenka.local.supervisor import END_SLACK_S, PASS_S, Home, Supervisor
-from fenka.server.loopback_name import DOMAIN
+from fenka.server.loopback_name import DOMAIN, hold_other_address, new_name, release
 from fenka.workstation.files import trim_log
 from fenka.workstation.paths import Runtime
 
@@ -140,14 +140,18 @@ class Sockets:
     Attributes:
         clients: By the name of the replicas' port.
         admin: For its metrics.
+        held: The same ports at the other loopback address, where nobody listens.
+        page_host: A name that nobody can guess, for browsers; empty if another program could answer.
     """
 
     clients: Mapping[str, socket.socket]
     admin: socket.socket
+    held: Sequence[socket.socket] = ()
+    page_host: str = ""
 
     def close(self) -> None:
         """Close this process's copies."""
-        for client in (*self.clients.values(), self.admin):
+        for client in (*self.clients.values(), self.admin, *self.held):
             client.close()
 
 
@@ -164,7 +168,17 @@ def listen(address: str, ports: Mapping[PortName, int]) -> Sockets:
             f"cannot listen on port {port} of {address} ({reason}): choose another --restful-port or --port",
             INVALID_INPUT,
         ) from None
-    return Sockets(clients, admin)
+    if address != LOOPBACK:
+        return Sockets(clients, admin)
+    held = list[socket.socket]()
+    try:
+        for port in ports.values():
+            held += hold_other_address(LOOPBACK, port)
+    except OSError:
+        # A browser would ask the program there first. Clients use 127.0.0.1 anyway.
+        release(held)
+        return Sockets(clients, admin)
+    return Sockets(clients, admin, held, new_name())
 
 
 @dataclass(slots=True)
@@ -289,7 +303,9 @@ def run(
         _only_supervisor(directory) as lock,
         contextlib.closing(listen(record.address, record.ports)) as sockets,
     ):
-        status = records.supervised_by_me(ServiceStatus(uid=record.uid))
+        status = records.supervised_by_me(
+            ServiceStatus(uid=record.uid, page_host=sockets.page_host)
+        )
         STATUSES.save(directory, status)
         started()
 

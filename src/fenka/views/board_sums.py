@@ -116,7 +116,8 @@ def first_days(now: float) -> tuple[int, int]:
 def _page_of(service: ServiceVersion) -> str:
     """Return the URL that a browser opens; without a port for HTTP, the address alone."""
     port = next((port.port for port in service.ports if port.name == "RESTFUL"), None)
-    return f"http://{service.address}:{port}" if service.address and port else service.address
+    host = service.page_host or service.address
+    return f"http://{host}:{port}" if host and port else service.address
 
 
 def workload_line(

@@ -252,6 +252,7 @@ class ServiceVersion:
         available: Number of replicas that accept requests.
         rolled_out: Whether all replicas are as they were deployed or changed last, and accept requests.
         address: Where clients connect; empty for nowhere.
+        page_host: A name for browsers, which keep nothing by it for other servers; empty for none.
         share: Percent of the requests; None if they are not divided.
         note: What the user should know or do, such as that the deployment was interrupted.
         requests_per_s: Answered requests a second; None if that is not known.
@@ -274,6 +275,7 @@ class ServiceVersion:
     rolled_out: bool = True
     requests_per_s: float | None = None
     waiting_requests: int | None = None
+    page_host: str = ""
 
     @property
     def title(self) -> str:

@@ -1,9 +1,15 @@
 """The names of a workstation's service, and what the dashboard's page shows of its requests."""
 
 import http.client
+import re
+import socket
 from contextlib import closing
 
+import pytest
+
 from fenka.local.request_rates import SPAN_S, RequestRates
+from fenka.views.board_sums import workload_line
+from fenka.views.workloads import ServiceVersion, ServingPort
 from tests.workstation.conftest import eventually
 from tests.workstation.serving.conftest import Service
 
@@ -27,6 +33,48 @@ def test_service_for_other_machines_answers_to_all_names(service: Service) -> No
     """They have names for this machine that it does not know."""
     service.serve("v1", "--wait", "--service", "NodePort")
     assert status_for(service, "gpu.lab.example") == 200
+
+
+def listen_at_v6(port: int) -> socket.socket:
+    """Listen where browsers look first for a name below `localhost`."""
+    return socket.create_server(("::1", port), family=socket.AF_INET6)
+
+
+def test_nobody_else_answers_under_the_name_of_a_service(service: Service) -> None:
+    """Its supervisor holds the port at ::1, whether a dashboard runs or not. Each start has a new name."""
+    service.serve("v1", "--wait")
+    name = service.status()["page_host"]
+    assert re.fullmatch(r"[0-9a-f]{32}\.localhost", name)
+    assert status_for(service, f"{name}:{service.port}") == 200
+    with pytest.raises(OSError, match="already in use"):
+        listen_at_v6(service.port)
+    service.station.ok("serve", "delete", "--local", service.name)
+    listen_at_v6(service.port).close()
+    service.serve("v1", "--wait")
+    assert service.status()["page_host"] != name
+
+
+def test_service_has_no_name_when_a_stranger_listens_under_it(service: Service) -> None:
+    """A browser would ask the stranger first, so the page links to 127.0.0.1."""
+    with listen_at_v6(service.port):
+        service.serve("v1", "--wait")
+        assert service.status()["page_host"] == ""
+        service.answer()
+
+
+@pytest.mark.parametrize(
+    ("page_host", "link"),
+    [("0a.localhost", "http://0a.localhost:8000"), ("", "http://127.0.0.1:8000")],
+)
+def test_page_links_a_service_by_its_name(page_host: str, link: str) -> None:
+    """Without a name by its address."""
+    version = ServiceVersion(
+        *("chat", "alice", "1", "custom", "v1", 1, 1, 0.0),
+        address="127.0.0.1",
+        ports=(ServingPort("RESTFUL", 8000),),
+        page_host=page_host,
+    )
+    assert workload_line(version, []).address == link
 
 
 def test_requests_of_a_service_are_known(service: Service) -> None:

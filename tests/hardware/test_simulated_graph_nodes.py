@@ -1,10 +1,9 @@
 """Nodes of graphs beyond plain work: children, conditions, users, edges, copies and updates."""
 
-import random
-
 import pytest
 
 from tests.hardware.client import Client
+from tests.hardware.random_programs import GRAPHS, play
 
 INVALID_VALUE, UPDATE_FAILED = 1, 910
 SETUP = """
@@ -196,47 +195,4 @@ def test_capture_ends_with_the_context_of_its_stream(program: Client) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_random_graph_programs_do_not_end_the_process(program: Client, seed: int) -> None:
     """All moves in any order, on handles that may be stale."""
-    chance = random.Random(seed)
-    program.do("graphs, nodes, execs, p = [new()], [], [], ok(d.cuMemAlloc(1))", "0")
-    moves = (
-        "graphs.append(new())",
-        "nodes.append(kernel(G, *([N] if ints([N]) else [])))",
-        "nodes.append(empty(G))",
-        "nodes.append(fill(G, p, 1))",
-        "nodes.append(ok(d.cuGraphAddChildGraphNode(G, None, 0, H)))",
-        "graphs.extend(condition(G, 0, 1, 2)[1])",
-        "d.cuGraphAddDependencies(G, [N], [M], 1)",
-        "d.cuGraphRemoveDependencies(G, [N], [M], 1)",
-        "d.cuGraphDestroyNode(N)",
-        "d.cuGraphDestroy(G)",
-        "graphs.append(ok(d.cuGraphClone(G)))",
-        "execs.append(ok(d.cuGraphInstantiate(G, 0)))",
-        "d.cuGraphExecUpdate(E, G)",
-        "d.cuGraphLaunch(E, s)",
-        "d.cuGraphExecDestroy(E)",
-        "d.cuGraphNodeGetParams(N) if hasattr(d, 'cuGraphNodeGetParams') else 0",
-        "d.cuGraphKernelNodeGetParams(N)",
-        "d.cuGraphRetainUserObject(G, user(), 1, 1)",
-        "d.cuStreamBeginCapture(s, d.CUstreamCaptureMode(2))",
-        "d.cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, s, 0, 0)",
-        "graphs.append(ok(d.cuStreamEndCapture(s)))",
-    )
-    for _ in range(150):
-        move, picks = chance.choice(moves), [chance.random() for _ in range(5)]
-        chosen = "; ".join(
-            f"{name} = {pool}[int({pick} * len({pool}))] if {pool} else {otherwise}"
-            for name, pool, otherwise, pick in (
-                ("G", "graphs", "None", picks[0]),
-                ("H", "graphs", "None", picks[1]),
-                ("N", "nodes", "d.CUgraphNode()", picks[2]),
-                ("M", "nodes", "d.CUgraphNode()", picks[3]),
-                ("E", "execs", "d.CUgraphExec()", picks[4]),
-            )
-        )
-        program.do(f"exec({chosen!r}, globals())", f"exec({_kept(move)!r}, globals())", "0")
-    assert program.process.poll() is None
-
-
-def _kept(move: str) -> str:
-    """Return the move as a program that ignores a refusal."""
-    return f"try: {move}\nexcept RuntimeError: pass"
+    play(program, GRAPHS, seed, 150)

@@ -92,15 +92,25 @@ static unsigned class_of(size_t bytes) {
     return class;
 }
 
+static uintptr_t map(size_t bytes, off_t offset) {
+    uintptr_t base = addresses_take(bytes, BLOCK, 0);
+    if (base && mmap((void *)base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file,
+                     offset) == MAP_FAILED) {
+        addresses_give_back(base, bytes);
+        return 0;
+    }
+    return base;
+}
+
 static struct block *block_new(unsigned class) {
     struct block *block = calloc(1, sizeof *block);
     off_t offset = block ? reserve(BLOCK, 0) : -1;
-    void *base = offset < 0 ? MAP_FAILED : mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
-    if (base == MAP_FAILED) {
+    uintptr_t base = offset < 0 ? 0 : map(BLOCK, offset);
+    if (!base) {
         free(block);
         return NULL;
     }
-    block->base = (uintptr_t)base;
+    block->base = base;
     block->offset = offset;
     block->count = BLOCK / (SMALLEST << class);
     block->next = blocks[class];
@@ -130,8 +140,7 @@ uintptr_t arena_take(size_t bytes, uint32_t card, off_t *offset) {
     if (bytes < ARENA_MAPS_FROM) {
         base = small_take(class_of(bytes), offset);
     } else if ((*offset = reserve(bytes, card)) >= 0) {
-        void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, *offset);
-        base = mapped == MAP_FAILED ? 0 : (uintptr_t)mapped;
+        base = map(bytes, *offset);
     }
     pthread_mutex_unlock(&lock);
     return base;
@@ -154,7 +163,7 @@ void arena_give_back(uintptr_t base, size_t bytes, off_t offset) {
     if (bytes < ARENA_MAPS_FROM) {
         small_give_back(class_of(bytes), base);
     } else {
-        munmap((void *)base, bytes);
+        addresses_give_back(base, bytes);
         arena_punch(offset, bytes);
     }
     pthread_mutex_unlock(&lock);

@@ -24,6 +24,7 @@ static void after_fork(void) {
     memory_after_fork();
     vmm_handles_after_fork();
     mappings_after_fork();
+    addresses_after_fork();
     arena_after_fork();
     ipc_share_after_fork();
     ipc_after_fork();

@@ -18,6 +18,8 @@ static CUresult wait_for_work(void) {
 static CUresult copy(uintptr_t to, bool to_device, uintptr_t from, bool from_device, size_t bytes) {
     if (bytes == 0)
         return CUDA_SUCCESS;
+    to_device |= addresses_contain(to);
+    from_device |= addresses_contain(from);
     if (!to || !from || (to_device && !memory_holds(to, bytes, true)) ||
         (from_device && !memory_holds(from, bytes, false)))
         return CUDA_ERROR_INVALID_VALUE;

@@ -44,12 +44,13 @@ static CUresult resolve(CUmemorytype type, const void *host, CUdeviceptr device,
     case CU_MEMORYTYPE_ARRAY:
         return array_corner(array, what, &at, side);
     case CU_MEMORYTYPE_HOST:
+        side->device = addresses_contain((uintptr_t)host);
         return linear_corner((uintptr_t)host, what, &at, side);
     case CU_MEMORYTYPE_DEVICE:
         side->device = true;
         break;
     case CU_MEMORYTYPE_UNIFIED:
-        side->device = memory_find(device, &held);
+        side->device = memory_find(device, &held) || addresses_contain(device);
         break;
     default:
         return CUDA_ERROR_INVALID_VALUE;

@@ -20,17 +20,6 @@ void mappings_after_fork(void) { reservations = NULL; }
 
 #define NOTHING (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
-static uintptr_t reserve(size_t size, size_t alignment, uintptr_t wish) {
-    void *base = mmap((void *)wish, size + alignment, PROT_NONE, NOTHING, -1, 0);
-    if (base == MAP_FAILED)
-        return 0;
-    uintptr_t begin = (uintptr_t)base, at = (begin + alignment - 1) / alignment * alignment;
-    if (at > begin)
-        munmap(base, at - begin);
-    munmap((void *)(at + size), begin + alignment - at);
-    return at;
-}
-
 CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment, CUdeviceptr wish,
                              unsigned long long flags) {
     TRY(driver_ready());
@@ -41,7 +30,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment
     if (size > SIZE_MAX / 4 || alignment > SIZE_MAX / 4)
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct reservation *made = malloc(sizeof *made);
-    uintptr_t base = made ? reserve(size, alignment, (uintptr_t)wish) : 0;
+    uintptr_t base = made ? addresses_take(size, alignment, (uintptr_t)wish) : 0;
     if (!base) {
         free(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -70,7 +59,7 @@ CUresult cuMemAddressFree(CUdeviceptr pointer, size_t size) {
     bool fits = found && found->base == pointer && found->size == size && found->mapped == 0;
     if (fits) {
         *place = found->next;
-        munmap((void *)found->base, found->size);
+        addresses_give_back(found->base, found->size);
         free(found);
     }
     vmm_unlock();

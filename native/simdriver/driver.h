@@ -272,6 +272,14 @@ CUresult memory_link(const struct allocation *filled);
 CUresult memory_set_access(uintptr_t base, unsigned who, CUmemAccess_flags flags);
 void memory_after_fork(void);
 
+/* ---- cuda_addresses.c ---- */
+/* A range for the driver's memory that is not accessible yet, at the wish if that is free; 0 without addresses. */
+uintptr_t addresses_take(size_t bytes, size_t alignment, uintptr_t wish);
+void addresses_give_back(uintptr_t base, size_t bytes);
+/* Whether an address can be the driver's only, although perhaps of memory that has been freed. */
+bool addresses_contain(uintptr_t address);
+void addresses_after_fork(void);
+
 /* ---- cuda_arena.c ---- */
 #define ARENA_MAPS_FROM 65536 /* smaller pieces share a mapping */
 int memory_file(const char *name);

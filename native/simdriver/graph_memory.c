@@ -43,12 +43,12 @@ void graph_memory_after_fork(void) {
 CUresult graph_memory_new(CUdevice device, size_t bytes, struct graph_memory **out) {
     size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
     struct graph_memory *made = size >= bytes ? calloc(1, sizeof *made) : NULL;
-    void *base = made ? mmap(NULL, size, PROT_NONE, NO_BACKING, -1, 0) : MAP_FAILED;
-    if (base == MAP_FAILED) {
+    uintptr_t base = made ? addresses_take(size, PAGE, 0) : 0;
+    if (!base) {
         free(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *made = (struct graph_memory){(uintptr_t)base, size, device, 1, NULL, NULL};
+    *made = (struct graph_memory){base, size, device, 1, NULL, NULL};
     list(made, true);
     *out = made;
     return CUDA_SUCCESS;
@@ -61,7 +61,7 @@ void graph_memory_hold(struct graph_memory *memory, int change) {
         return;
     list(memory, false);
     if (!memory_find(memory->base, &held))
-        munmap((void *)memory->base, memory->size);
+        addresses_give_back(memory->base, memory->size);
     free(memory);
 }
 

@@ -59,11 +59,15 @@ uintptr_t ipc_map(const struct ipc_handle *handle) {
     size_t inside = handle->offset % PAGE;
     int opened = open_locked(file, F_RDLCK, (off_t)handle->offset, handle->size, false);
     close(file);
-    void *base = mmap(NULL, inside + handle->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, opened,
-                      (off_t)(handle->offset - inside));
+    uintptr_t base = opened < 0 ? 0 : addresses_take(inside + handle->size, PAGE, 0);
+    bool mapped =
+        base && mmap((void *)base, inside + handle->size, PROT_READ | PROT_WRITE,
+                     MAP_SHARED | MAP_NORESERVE | MAP_FIXED, opened, (off_t)(handle->offset - inside)) != MAP_FAILED;
     if (opened >= 0)
         close(opened);
-    return base == MAP_FAILED ? 0 : (uintptr_t)base + inside;
+    if (base && !mapped)
+        addresses_give_back(base, inside + handle->size);
+    return mapped ? base + inside : 0;
 }
 
 bool ipc_is_own(const struct ipc_handle *handle) {
@@ -100,7 +104,7 @@ bool import_outlives(const struct allocation *held) {
     if (!piece)
         return false;
     *piece = (struct piece){arena_file(), held->card, held->size, held->charged, held->offset};
-    munmap((void *)held->base, held->charged);
+    addresses_give_back(held->base, held->charged);
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, WAITER_STACK);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
@@ -110,4 +114,4 @@ bool import_outlives(const struct allocation *held) {
     return true;
 }
 
-void ipc_unmap(uintptr_t base, size_t bytes) { munmap((void *)(base - base % PAGE), base % PAGE + bytes); }
+void ipc_unmap(uintptr_t base, size_t bytes) { addresses_give_back(base - base % PAGE, base % PAGE + bytes); }

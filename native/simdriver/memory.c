@@ -64,6 +64,11 @@ CUresult memory_link(const struct allocation *filled) {
     return taken ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* Small pieces of managed memory share blocks with those of the device. */
+static bool in_arena(enum memory_kind kind, size_t taken) {
+    return kind == MEMORY_DEVICE || kind == MEMORY_ARRAY || (kind == MEMORY_MANAGED && taken < ARENA_MAPS_FROM);
+}
+
 static void release(const struct allocation *held) {
     if (held->release) {
         held->release(held);
@@ -71,8 +76,10 @@ static void release(const struct allocation *held) {
     }
     if (held->kind == MEMORY_DEVICE && held->base && !held->pool && import_outlives(held))
         return;
-    else if (held->base && (held->kind == MEMORY_DEVICE || held->kind == MEMORY_ARRAY))
+    else if (held->base && in_arena(held->kind, held->charged))
         arena_give_back(held->base, held->charged, held->offset);
+    else if (held->mapped && held->kind == MEMORY_MANAGED)
+        addresses_give_back(held->base, held->mapped);
     else if (held->mapped)
         munmap((void *)held->base, held->mapped);
     else if (held->kind != MEMORY_REGISTERED)
@@ -92,6 +99,16 @@ static void *back(size_t bytes, size_t *mapped) {
     *mapped = bytes;
     base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return base == MAP_FAILED ? NULL : base;
+}
+
+/* At an address that is never the host's. */
+static uintptr_t back_managed(size_t bytes, size_t *mapped) {
+    uintptr_t base = addresses_take(bytes, CARD_GRANULE, 0);
+    *mapped = bytes;
+    if (!base || mprotect((void *)base, bytes, PROT_READ | PROT_WRITE) == 0)
+        return base;
+    addresses_give_back(base, bytes);
+    return 0;
 }
 
 static CUresult make(CUcontext context, enum memory_kind kind, size_t bytes, unsigned flags, struct allocation *out) {
@@ -119,7 +136,10 @@ static CUresult make(CUcontext context, enum memory_kind kind, size_t bytes, uns
         out->charged = whole;
     }
     out->shared = kind == MEMORY_DEVICE || kind == MEMORY_ARRAY;
-    out->base = out->shared ? arena_take(whole, out->card, &out->offset) : (uintptr_t)back(whole, &out->mapped);
+    if (in_arena(kind, whole))
+        out->base = arena_take(whole, out->card, &out->offset);
+    else
+        out->base = kind == MEMORY_MANAGED ? back_managed(whole, &out->mapped) : (uintptr_t)back(whole, &out->mapped);
     CUresult result = out->base ? memory_link(out) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result != CUDA_SUCCESS)
         release(out);

@@ -49,7 +49,6 @@ GRAPHS = Program(
     },
 )
 
-# No managed memory and no cuMemcpyAsync: they take a stale address for one of host memory.
 OBJECTS = Program(
     "pools, streams, events, modules, arrays, held, shown = [own], [], [], [], [], [], []",
     (
@@ -62,10 +61,13 @@ OBJECTS = Program(
         "held.append(ok(d.cuMemAllocFromPoolAsync(SIZE, P, S)))",
         "held.append(ok(d.cuMemAllocAsync(SIZE, S)))",
         "held.append(ok(d.cuMemAlloc(SIZE)))",
+        "held.append(ok(d.cuMemAllocManaged(SIZE % (4 * MIB), 1)))",
         "d.cuMemFreeAsync(X, S)",
         "d.cuMemFree(X)",
         "d.cuMemsetD8Async(X, 1, SIZE, S)",
         "d.cuMemcpyDtoDAsync(X, Y, SIZE, S)",
+        "d.cuMemcpyAsync(X, Y, SIZE, S)",
+        "d.cuMemcpy(X, Y, SIZE)",
         "d.cuMemGetAddressRange(X)",
         "streams.append(ok(d.cuStreamCreate(1)))",
         "d.cuStreamDestroy(S)",

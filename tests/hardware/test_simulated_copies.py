@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.hardware.client import Client
+from tests.hardware.client import Client, MakeClient
 
+INVALID_VALUE = 1
 READ = "(d.cuMemcpyDtoH(out, p, len(out)), bytes(out).hex())[1]"
 
 
@@ -93,3 +94,87 @@ def test_pointer_attributes_name_the_kind_of_memory(
     start = f"ok(d.cuPointerGetAttribute(a.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, {inside}))"
     assert client.do(start) == client.do("int(p)")
     assert client.do("code(d.cuPointerGetAttribute(a.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 1))") == 1
+
+
+MIB = 1 << 20
+TAKEN = {
+    "small": ("d.cuMemAlloc(4096)", "d.cuMemFree"),
+    "large": ("d.cuMemAlloc(3 * MIB)", "d.cuMemFree"),
+    "small managed": ("d.cuMemAllocManaged(4096, 1)", "d.cuMemFree"),
+    "large managed": ("d.cuMemAllocManaged(3 * MIB, 1)", "d.cuMemFree"),
+    "reserved": (
+        "d.cuMemAddressReserve(2 * MIB, 0, 0, 0)",
+        "lambda x: d.cuMemAddressFree(x, 2 * MIB)",
+    ),
+}
+USES = {
+    "cuMemcpy": "d.cuMemcpy(p, x, 8)",
+    "cuMemcpy to it": "d.cuMemcpy(x, p, 8)",
+    "cuMemcpyAsync": "d.cuMemcpyAsync(p, x, 8, 0)",
+    "cuMemcpyAsync to it": "d.cuMemcpyAsync(x, p, 8, 0)",
+    "as the host's": "d.cuMemcpyHtoD(p, x, 8)",
+    "as the host's, later": "d.cuMemcpyHtoDAsync(p, x, 8, 0)",
+    "to the host's": "d.cuMemcpyDtoH(x, p, 8)",
+    "past the end": "d.cuMemcpy(p, int(q) + 3 * MIB - 4, 8)",
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("kind", TAKEN)
+def test_copy_is_refused_when_its_address_is_stale(client: Client, kind: str, use: str) -> None:
+    """An address that the driver gave out is never taken for the host's."""
+    take, free = TAKEN[kind]
+    client.do(
+        f"MIB = {MIB}",
+        "p, q = ok(d.cuMemAlloc(4096)), ok(d.cuMemAllocManaged(3 * MIB, 1))",
+        f"x = int(ok({take}))",
+        f"ok(({free})(x))",
+        "0",
+    )
+    assert client.do(f"code({USES[use]})") == INVALID_VALUE
+    assert client.do("code(d.cuMemcpyAsync(p, p, 8, 0))") == 0
+
+
+def test_freed_addresses_are_used_again_and_never_twice(client: Client) -> None:
+    """Pieces of random sizes keep their contents, and ranges join when they are freed."""
+    assert client.do(
+        "import random, ctypes",
+        f"chance, held, MIB = random.Random(5), [], {MIB}",
+        "def take():\n"
+        "    size = chance.choice([512, 65536, 70000, MIB, 3 * MIB, 9 * MIB])\n"
+        "    kind = chance.choice([d.cuMemAlloc, lambda n: d.cuMemAllocManaged(n, 1)])\n"
+        "    held.append((ok(kind(size)), size, chance.randrange(256)))\n"
+        "    ok(d.cuMemsetD8(held[-1][0], held[-1][2], size))",
+        "def give(number):\n"
+        "    at, size, value = held.pop(number)\n"
+        "    ends = ctypes.string_at(int(at), 8) + ctypes.string_at(int(at) + size - 8, 8)\n"
+        "    assert ends == bytes([value]) * 16\n"
+        "    ok(d.cuMemFree(at))",
+        "for _ in range(600):\n"
+        "    if len(held) < 40 and chance.random() < 0.6: take()\n"
+        "    elif held: give(chance.randrange(len(held)))",
+        "while held: give(-1)",
+        "first = int(ok(d.cuMemAlloc(200 * MIB)))",
+        "ok(d.cuMemFree(first))",
+        "[int(ok(d.cuMemAlloc(200 * MIB))) == first, ok(d.cuMemGetInfo())[0] > 0]",
+    ) == [True, True]
+
+
+def test_reservation_gets_its_wish_when_the_range_is_free(client: Client) -> None:
+    """Programs that grow a range ask for the addresses behind it."""
+    assert client.do(
+        f"MIB = {MIB}",
+        "p = int(ok(d.cuMemAddressReserve(4 * MIB, 0, 0, 0)))",
+        "q = int(ok(d.cuMemAddressReserve(2 * MIB, 0, p + 4 * MIB, 0)))",
+        "r = int(ok(d.cuMemAddressReserve(2 * MIB, 0, p, 0)))",
+        "[q - p, r in (p, q)]",
+    ) == [4 * MIB, False]
+
+
+def test_memory_is_found_when_addresses_are_limited(make_client: MakeClient) -> None:
+    """A program under a limit of addresses gets memory from those that it has."""
+    client = make_client()
+    client.do("import resource", "resource.setrlimit(resource.RLIMIT_AS, (1 << 33, 1 << 33))", "0")
+    assert client.enter().do(
+        "code(d.cuMemAlloc(64 << 20)), code(d.cuMemAllocManaged(1 << 20, 1))"
+    ) == [0, 0]

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from fenka.cluster.training_objects import JOB
-from tests.builders import node, notebooks, pod, sharing, units, unschedulable
+from tests.builders import (
+    gang_labels,
+    node,
+    notebooks,
+    on_card,
+    pod,
+    sharing,
+    units,
+    unschedulable,
+)
 from tests.cli.command import fenka
 from tests.fakes.api_server import FakeApiServer, Json, in_thread
 from tests.training_builders import foreign_job, job_set
@@ -251,3 +260,56 @@ def test_error_says_why_a_job_has_no_pods(tmp_path: Path) -> None:
         result = fenka("why", "j", "-n", "default", "--kubeconfig", str(kubeconfig))
     assert result.exit_code == 1
     assert result.stderr.startswith("fenka: job j has no pods now: its submission was interrupted")
+
+
+def test_gang_is_explained_from_its_pending_pods_when_one_of_them_is_asked_about(
+    tmp_path: Path,
+) -> None:
+    """The screen reads only pods with a node of all namespaces, and a waiting gang has none."""
+    labels = gang_labels("g", 2)
+    members = [
+        pod(f"g-{number}", units(12), labels=labels, status=unschedulable("no"))
+        for number in range(2)
+    ]
+    holder = pod("h", units(4), node="a", annotations=on_card(0, 4))
+    server = FakeApiServer.of(nodes=[sharing("a", cards=2)], pods=[*members, holder])
+    screen = ask(server, tmp_path, "default/g-0")
+    assert "its gang g: 2 of 2 pods exist, 0 of them have a node" in screen
+    assert "all 2 pods of gang g start when default/h ends" in screen
+
+
+def native_gang(minimum: int | None, **rest: Any) -> FakeApiServer:
+    """Return a cluster with a pending member of Kubernetes' own PodGroup g. minimum: None without it."""
+    group = {
+        "metadata": {"name": "g", "namespace": "default", "uid": "u-g"},
+        "spec": {"schedulingPolicy": {"gang": {"minCount": minimum}}},
+    }
+    member = waiting(status=unschedulable("no"), **rest)
+    member["spec"]["schedulingGroup"] = {"podGroupName": "g"}
+    groups = [] if minimum is None else [group]
+    return FakeApiServer.of(nodes=[sharing("a")], pods=[member], podgroups=groups)
+
+
+@pytest.mark.parametrize(
+    ("minimum", "said"),
+    [
+        (3, "gang g starts when 2 more of its pods exist"),
+        (1, "there is room for all 1 pods of gang g"),
+        (None, "its PodGroup g does not exist"),
+    ],
+)
+def test_gang_is_explained_when_it_is_a_pod_group(
+    tmp_path: Path, minimum: int | None, said: str
+) -> None:
+    """Its size is in an object of scheduling.k8s.io."""
+    assert said in ask(native_gang(minimum), tmp_path, "default/p")
+
+
+def test_gang_is_named_when_its_pod_group_may_not_be_read(tmp_path: Path) -> None:
+    """The pod has room by itself, which says nothing of its gang."""
+    server = native_gang(3)
+    server.forbidden = {"podgroups"}
+    screen = ask(server, tmp_path, "default/p")
+    assert "the pods of its PodGroup g" in screen
+    assert "fenka-viewer" in screen
+    assert "has room by what fenka knows" not in screen

@@ -1,5 +1,7 @@
 """Words of an explanation for what users write wrongly, and for pods that hold a card and do not start."""
 
+from typing import Any
+
 import pytest
 
 from fenka.cluster.explain import explain
@@ -19,13 +21,55 @@ def test_units_are_explained_when_an_amount_has_a_suffix_of_bytes(text: str, adv
     assert hint.endswith(f"units are GiB here: {advice}")
 
 
-@pytest.mark.parametrize(("phase", "told"), [("Pending", True), ("Running", False)])
-def test_holder_is_named_as_not_started_when_its_image_never_comes(phase: str, told: bool) -> None:
+def container(reason: str = "", made: str = "") -> dict[str, Any]:
+    """Return the status of a container that waits for this reason, or was made."""
+    state = {"waiting": {"reason": reason, "message": "hostile\x1b[2J"}} if reason else {}
+    return {"name": "c", "state": state, "containerID": made}
+
+
+STARTED = {"startTime": "2026-01-01T08:00:00Z"}
+NO_VOLUME = {"type": "PodReadyToStartContainers", "status": "False"}
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({"phase": "Running"}, ""),
+        ({"phase": "Pending"}, "default/h has not started: fenka why default/h says more"),
+        (
+            {**STARTED, "containerStatuses": [container("ImagePullBackOff")]},
+            "default/h has not started since 2026-01-01T08:00:00Z (ImagePullBackOff): fenka why",
+        ),
+        (
+            {
+                **STARTED,
+                "containerStatuses": [container("ContainerCreating")],
+                "conditions": [NO_VOLUME],
+            },
+            "(ContainerCreating, its volumes, Secrets or network are missing)",
+        ),
+        (
+            {
+                **STARTED,
+                "initContainerStatuses": [container(made="containerd://a")],
+                "containerStatuses": [container("PodInitializing")],
+            },
+            "default/h has run only its init containers since 2026-01-01T08:00:00Z",
+        ),
+        ({"containerStatuses": [container("A" * 4096)]}, f"({'A' * 40})"),
+    ],
+)
+def test_holder_is_named_with_its_reason_when_it_has_not_started(
+    status: dict[str, Any], said: str
+) -> None:
     """Whoever waits for it looks there, not at the queue."""
-    holder = a_pod("h", 14, node="n", annotations=on_card(0, 14), phase=phase)
+    holder = a_pod("h", 14, node="n", annotations=on_card(0, 14), phase="Pending", status=status)
     pod = a_pod("p", 4)
     (hint,) = explain(pod, ClusterSnapshot.of([a_node("n", T4_MIB)], [pod, holder]), []).hints
-    assert ("default/h has not started" in hint) is told
+    assert hint.startswith("it starts when default/h ends (14 units on card 0 of n)")
+    assert said in hint
+    assert ("; " in hint) == bool(said)
+    assert "hostile" not in hint
 
 
 @pytest.mark.parametrize(("app", "told"), [("web", True), ("other", False)])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fenka.cluster.explain import PodExplanation, explain
-from fenka.cluster.objects import OwnerReference, Pod
+from fenka.cluster.objects import OwnerReference, Pod, PodStatus
 from fenka.cluster.state import ClusterSnapshot
 from tests.builders import T4_MIB, a_node, gang_labels, on_card
 from tests.fakes.queue import make, pending
@@ -20,7 +20,7 @@ def member(name: str, units: int, size: int = 2, **rest: Any) -> Pod:
 
 def holder(name: str, card: int, units: int) -> Pod:
     """Return a pod that runs."""
-    return make(name, units, node="n", annotations=on_card(card, units))
+    return make(name, units, node="n", annotations=on_card(card, units), phase="Running")
 
 
 def explained(*pods: Pod) -> PodExplanation:
@@ -95,6 +95,14 @@ def test_pod_is_explained_by_itself_when_its_gang_has_started() -> None:
     explanation = explained(member("g-2", 10), *placed)
     assert not any("gang" in note for note in explanation.notes)
     assert explanation.hints[0].startswith("it starts when default/g-0 ends")
+
+
+def test_holder_is_named_as_not_started_when_its_image_never_comes() -> None:
+    """Whoever waits for it looks there, not at the queue."""
+    stuck = holder("h", 0, 4)
+    stuck.status = PodStatus(phase="Pending", start_time="2026-01-01T00:00:00Z")
+    (hint,) = explained(member("g-0", 12), member("g-1", 12), stuck).hints
+    assert "default/h ends; default/h has not started since 2026-01-01T00:00:00Z" in hint
 
 
 def test_cluster_is_as_before_when_a_gang_was_explained() -> None:

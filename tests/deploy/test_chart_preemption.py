@@ -47,6 +47,14 @@ def test_growth_is_taken_back_when_the_administrator_says_so() -> None:
     assert option in arguments(render(scheduler={"takeGrowthBack": True}))
 
 
+@needs_helm
+def test_unstarted_pods_are_evicted_when_the_administrator_says_so() -> None:
+    """By default a pod that never starts keeps its card."""
+    assert not [text for text in arguments(render()) if "unstarted" in text]
+    written = arguments(render(scheduler={"evictUnstartedSeconds": 1_000_000}))
+    assert "--evict-unstarted-after=1000000" in written
+
+
 def test_example_bounds_the_class_that_the_chart_installs() -> None:
     """Everybody who may create pods may give them the class."""
     quota: Json = yaml.safe_load((CHART / "examples" / "serving-quota.yaml").read_text())

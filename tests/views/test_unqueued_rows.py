@@ -5,8 +5,14 @@ from typing import Any
 
 import pytest
 
-from fenka.cluster.objects import Pod
-from fenka.cluster.pod_groups import MINIMUM_LABEL
+from fenka.cluster.objects import Pod, SchedulingGroup
+from fenka.cluster.pod_groups import (
+    MINIMUM_LABEL,
+    GangPolicy,
+    PodGroup,
+    PodGroupSpec,
+    SchedulingPolicy,
+)
 from fenka.cluster.queue_snapshot import QueueSnapshot, SchedulerOptions
 from fenka.cluster.state import ClusterSnapshot
 from fenka.core.queue import Fairness
@@ -47,6 +53,32 @@ def test_pod_stands_below_the_queue_when_it_waits_for_something_else(pod: Pod, w
     assert (first.name, first.position) == ("q", 1)
     assert below.position == 0
     assert why in below.why
+
+
+@pytest.mark.parametrize(
+    ("groups", "why"),
+    [
+        ({"default/g": 2}, "gang g is incomplete: 1 of its 2 pods exist"),
+        ({}, "its PodGroup g does not exist"),
+        ({"default/g": 1}, ""),
+        (None, ""),
+    ],
+)
+def test_pod_group_is_named_when_it_lacks_pods(groups: dict[str, int] | None, why: str) -> None:
+    """Its size is in an object; where that may not be read, the gang counts as complete."""
+    pod = pending("p", 4)
+    pod.spec.scheduling_group = SchedulingGroup(pod_group_name="g")
+    known = None if groups is None else {key: pod_group(size) for key, size in groups.items()}
+    snapshot = ClusterSnapshot.of([NODE], [pod], groups=known)
+    (row,) = cluster_queue(snapshot, PLAIN, START + 100)
+    assert row.position == (0 if why else 1)
+    assert why in row.why
+
+
+def pod_group(size: int) -> PodGroup:
+    """Return a PodGroup of this size."""
+    gang = GangPolicy(min_count=size)
+    return PodGroup(spec=PodGroupSpec(scheduling_policy=SchedulingPolicy(gang=gang)))
 
 
 def test_refused_pod_stands_below_and_holds_no_card_when_its_event_says_so() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from importlib import import_module
 
 from fenka.cli import cluster, tables
@@ -11,12 +12,13 @@ from fenka.cli.common_options import OutputOption, Target, short_duration
 from fenka.cli.error_report import print_error
 from fenka.cli.world import snapshot_here
 from fenka.cluster.objects import seconds
+from fenka.cluster.pod_groups import names_pod_group
 from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.cluster.refusals import MAX_PAUSE_S, REFUSED
 from fenka.cluster.training_objects import TrainingEvent
 from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.api_client import Api, ApiError, if_accepted
-from fenka.kubernetes.reader import read_cluster, read_scheduler_options
+from fenka.kubernetes.reader import read_cluster, read_pod_groups, read_scheduler_options
 from fenka.views.workloads import QueueRow
 
 
@@ -64,6 +66,8 @@ async def cluster_rows(api: Api, report: Callable[[str], None] = print_error) ->
         # It imports numpy, while the server answers.
         asyncio.to_thread(import_module, "fenka.views.cluster_queue"),
     )
+    if any(names_pod_group(pod) for pod in snapshot.pods):
+        snapshot = replace(snapshot, groups=await read_pod_groups(api))
     if problem is not None:
         report(f"cannot read the scheduler's options, so its defaults are assumed: {problem}")
     rows: list[QueueRow] = views.cluster_queue(

@@ -27,6 +27,7 @@ from fenka.kubernetes.reader import (
     read_cluster,
     read_services,
     read_training_objects,
+    read_waiting_surroundings,
 )
 from fenka.local.views import explain_jobs
 from fenka.views.cluster_workloads import training_jobs
@@ -161,8 +162,9 @@ async def _surroundings(api: Api, pod: Pod) -> ClusterSnapshot:
     """Read all nodes for a pending pod, else its own."""
     if pod.finished:
         return ClusterSnapshot.of([], [])
-    name = pod.spec.node_name or None
-    return cluster.keep(await read_cluster(api, name))
+    if pod.spec.node_name:
+        return cluster.keep(await read_cluster(api, pod.spec.node_name))
+    return cluster.keep(await read_waiting_surroundings(api, pod))
 
 
 async def _autoscaler(api: Api) -> AutoscalerState | None:

@@ -24,6 +24,7 @@ from fenka.cluster.objects import QUEUE_GATE, Event, Node, Pod, seconds
 from fenka.cluster.placement import Feasible, PodEvaluator, never_fits_instances
 from fenka.cluster.pod_groups import group_name
 from fenka.cluster.state import ClusterSnapshot, PodAllocation
+from fenka.cluster.unstarted_pods import unstarted
 from fenka.core.evaluate import never_fits
 from fenka.core.inventory import Node as CoreNode
 from fenka.core.mig.instances import GANG_IN_INSTANCES
@@ -407,7 +408,7 @@ class _SharedCards(_Evaluation):
             if held.pod.demand().in_instances:
                 amount = ", ".join(map(of_instance, held.slices))
             hints.append(
-                f"it starts when {name} ends ({amount} of {held.node}){not_started(held.pod)}"
+                f"it starts when {name} ends ({amount} of {held.node}){unstarted(held.pod)}"
             )
         return hints
 
@@ -453,14 +454,6 @@ def suffixed_amount(pod: Pod, unit_mib: int) -> str:
                 f"write {units}"
             )
     return ""
-
-
-def not_started(pod: Pod) -> str:
-    """Return that a pod which holds a card has not started, as the end of a sentence; empty if it has."""
-    if pod.status.phase != "Pending":
-        return ""
-    since = f" since {pod.metadata.creation_timestamp}" if pod.metadata.creation_timestamp else ""
-    return f"; {pod.full_name} has not started{since}: fenka why {pod.full_name} says why"
 
 
 class _Evaluator(PodEvaluator):

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from fenka.cluster.gang_placement import GangMembers, GangPending, GangScheduler, GangStatus
 from fenka.cluster.objects import QUEUE_GATE, Pod
-from fenka.cluster.pod_groups import GangPods, PodGang, group_key, group_name
+from fenka.cluster.pod_groups import GangPods, PodGang, group_key, group_name, names_pod_group
 from fenka.cluster.state import ClusterSnapshot
+from fenka.cluster.unstarted_pods import unstarted
 from fenka.core.errors import listed
 from fenka.dialects.base import InvalidRecord
 
@@ -52,9 +53,13 @@ def explain_gang(pod: Pod, snapshot: ClusterSnapshot, never: Never) -> GangExpla
         never: tests a member.
     """
     key = group_key(pod)
-    if key is None or pod.spec.scheduling_group is not None:
-        # The size of a PodGroup of Kubernetes is in an object that is not read here.
+    if key is None:
         return None
+    if names_pod_group(pod) and snapshot.groups is None:
+        return GangExplanation(
+            f"it starts together with the pods of its PodGroup {group_name(pod)}, whose size may not be read "
+            "without the ClusterRole fenka-viewer"
+        )
     return _WaitingGang(pod, snapshot, key).explain(never)
 
 
@@ -70,7 +75,7 @@ class _WaitingGang:
         named = GangPods((*self._pods, self._pod))
         self._own = ClusterSnapshot.of(snapshot.nodes, snapshot.pods, dialects=state.dialects)
         self._own.state.topology_levels = state.topology_levels
-        self._members = GangMembers(self._own.state, lambda: named, dict)
+        self._members = GangMembers(self._own.state, lambda: named, lambda: snapshot.groups or {})
         self._gangs = GangScheduler(self._members, self._own.state, "binpack", lambda: 0.0)
         self._nodes = [node.metadata.name for node in snapshot.nodes]
         self._key = key
@@ -126,11 +131,15 @@ class _WaitingGang:
             holder for holder in holders[:MAX_SINGLE] if self._obstacle(gang, [holder]) is None
         ]
         if alone:
-            return [f"{together} {holder.full_name} ends" for holder in alone[:MAX_HINTS]]
+            return [
+                f"{together} {holder.full_name} ends{unstarted(holder)}"
+                for holder in alone[:MAX_HINTS]
+            ]
         enough = self._enough(gang, holders)
         if enough:
             names = listed([holder.full_name for holder in enough], MAX_NAMES)
-            return [f"{together} {names} end"]
+            stuck = [unstarted(holder) for holder in enough]
+            return [f"{together} {names} end{''.join(filter(None, stuck[:MAX_NAMES]))}"]
         return [f"{obstacle.sentence}: free cards, or add nodes"]
 
     def _enough(self, gang: PodGang, holders: Sequence[Pod]) -> list[Pod]:

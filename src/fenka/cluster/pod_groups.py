@@ -61,6 +61,11 @@ class PodGroup(Object):
     def __post_init__(self) -> None:
         drop_notes(self.metadata)
 
+    @property
+    def full_name(self) -> str:
+        """Return namespace/name."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class PodGang:
@@ -88,6 +93,12 @@ def group_name(pod: Pod) -> str | None:
         if name:
             return name
     return None
+
+
+def names_pod_group(pod: Pod) -> bool:
+    """Return whether the pod's gang is a PodGroup of Kubernetes, whose size is in that object."""
+    group = pod.spec.scheduling_group
+    return group is not None and bool(group.pod_group_name)
 
 
 def group_key(pod: Pod) -> str | None:
@@ -148,8 +159,7 @@ def pod_group(pod: Pod, groups: Mapping[str, PodGroup]) -> PodGang | None:
     name, namespace = group_name(pod), pod.metadata.namespace
     if name is None:
         return None
-    native = pod.spec.scheduling_group
-    if native is not None and native.pod_group_name:
+    if names_pod_group(pod):
         group = groups.get(f"{namespace}/{name}")
         if group is None:
             raise InvalidRecord(f"its PodGroup {name} does not exist")

@@ -21,7 +21,7 @@ import msgspec
 
 from fenka.cluster.autoscaling import NodePins, SpotNodes, read_pin, read_spot_rule
 from fenka.cluster.objects import Node, ObjectMeta, Pod, PodDemand
-from fenka.cluster.pod_groups import group_key, group_name
+from fenka.cluster.pod_groups import PodGroup, group_key, group_name
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.inventory import Node as CoreNode
 from fenka.core.mig.geometry import Place
@@ -733,6 +733,8 @@ class ClusterSnapshot:
     nodes: list[Node]
     pods: list[Pod]
     state: ClusterState
+    groups: Mapping[str, PodGroup] | None = None
+    """PodGroups by namespace/name; None if they were not read."""
 
     @classmethod
     def of(
@@ -742,6 +744,7 @@ class ClusterSnapshot:
         unhealthy: Mapping[str, frozenset[int]] | None = None,
         dialects: tuple[Dialect, ...] = DIALECTS,
         state: ClusterState | None = None,
+        groups: Mapping[str, PodGroup] | None = None,
     ) -> "ClusterSnapshot":
         """Build a snapshot.
 
@@ -751,10 +754,11 @@ class ClusterSnapshot:
             unhealthy: indexes of cards that a health daemon names, by node.
             dialects: the names by which pods request cards.
             state: has the nodes and pods already, if they were added to it one by one.
+            groups: PodGroups by namespace/name; None if they were not read.
         """
         nodes = sorted(nodes, key=lambda node: node.metadata.name)
         pods = sorted(pods, key=lambda pod: (pod.metadata.namespace, pod.metadata.name))
         state = state or ClusterState(nodes, pods, dialects)
         for name, indexes in (unhealthy or {}).items():
             state.set_unhealthy(name, indexes)
-        return cls(nodes, pods, state)
+        return cls(nodes, pods, state, groups)

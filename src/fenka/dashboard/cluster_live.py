@@ -9,12 +9,14 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from fenka import __version__
 from fenka.cluster.autoscaling import AutoscalerStatus, OrderRecord, node_prices
 from fenka.cluster.objects import Node, Pod
+from fenka.cluster.pod_groups import names_pod_group
 from fenka.cluster.state import ClusterSnapshot, ClusterState
 from fenka.dashboard.node_questions import LOOKED_AT_S, ask_nodes, is_program, period_s
 from fenka.dashboard.stream import Fanout
@@ -26,6 +28,7 @@ from fenka.kubernetes.reader import (
     AutoscalerState,
     read_autoscaler,
     read_namespace,
+    read_pod_groups,
     read_scheduler_options,
     read_screen,
     read_services,
@@ -212,7 +215,10 @@ class ClusterLive:
             rows = await read_screen(self.api, "queue", QueueRow)
             if rows is None:
                 options = await read_scheduler_options(self.api)
-                rows = cluster_queue(self.snapshot(), options, self.clock())
+                snapshot = self.snapshot()
+                if any(names_pod_group(pod) for pod in snapshot.pods):
+                    snapshot = replace(snapshot, groups=await read_pod_groups(self.api))
+                rows = cluster_queue(snapshot, options, self.clock())
             self._queue = rows
             self._problems.pop("queue", None)
         except (ApiError, ApiUnreachable) as why:

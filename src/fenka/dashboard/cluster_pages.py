@@ -13,13 +13,14 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from dataclasses import replace
 
 import msgspec
 from aiohttp import web
 
 from fenka.cluster.explain import PodExplanation, explain
 from fenka.cluster.objects import Event, Pod, seconds
-from fenka.cluster.pod_groups import group_key
+from fenka.cluster.pod_groups import group_key, names_pod_group
 from fenka.core.errors import FenkaError
 from fenka.dashboard.cluster_live import ClusterLive
 from fenka.dashboard.guard import AnswerRefused, Handler
@@ -40,7 +41,7 @@ from fenka.dialects.base import GIB_MIB, ContainerKind, InvalidRecord
 from fenka.dialects.lease_records import REFUSED, REQUEST, encode_request
 from fenka.formats.quantities import parse_memory
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
-from fenka.kubernetes.reader import read_scheduler_options, read_usage
+from fenka.kubernetes.reader import read_pod_groups, read_scheduler_options, read_usage
 from fenka.views.board import HistoryAnswer, ProgramDetail, Sums, WhatIf, World
 from fenka.views.board_sums import first_days
 from fenka.views.cluster_what_if import InvalidClusterQuestion, what_if
@@ -147,7 +148,8 @@ class ClusterPages(PageServer):
             )
         except (ApiError, ApiUnreachable):
             events = []
-        return json(self._detail(pod, events, seen.world(shown), seen))
+        explanation = await self._explain(pod, events)
+        return json(self._detail(pod, events, explanation, seen.world(shown), seen))
 
     def _pod(self, id_: str, seen: Visibility) -> Pod:
         """Return the pod of a program's id, or of a waiting request's. Raises AnswerRefused."""
@@ -160,7 +162,12 @@ class ClusterPages(PageServer):
         return group
 
     def _detail(
-        self, pod: Pod, events: Sequence[Event], shown: World, seen: Visibility
+        self,
+        pod: Pod,
+        events: Sequence[Event],
+        explanation: PodExplanation,
+        shown: World,
+        seen: Visibility,
     ) -> ProgramDetail:
         uid, name = pod.metadata.uid, pod.full_name
         line = next((line for line in self._live.programs() if line.id == uid), None)
@@ -171,9 +178,7 @@ class ClusterPages(PageServer):
         return ProgramDetail(
             program=line,
             waiting=next((row for row in shown.waiting if row.id in ids), None),
-            explanation=[
-                seen.sentence(text) for text in explanation_lines(self._explain(pod, events), _rows)
-            ],
+            explanation=[seen.sentence(text) for text in explanation_lines(explanation, _rows)],
             logs=seen.acts,
             events=[
                 (seconds(event.at) or 0.0, seen.sentence(f"{event.reason}: {event.message}"))
@@ -190,9 +195,13 @@ class ClusterPages(PageServer):
             ],
         )
 
-    def _explain(self, pod: Pod, events: Sequence[Event]) -> PodExplanation:
-        now, known = self._live.clock(), self._live.autoscaler
-        explanation = explain(pod, self._live.snapshot(), events)
+    async def _explain(self, pod: Pod, events: Sequence[Event]) -> PodExplanation:
+        now, known, snapshot = self._live.clock(), self._live.autoscaler, self._live.snapshot()
+        if names_pod_group(pod) and not pod.spec.node_name:
+            with contextlib.suppress(ApiError, ApiUnreachable):
+                groups = await read_pod_groups(self._live.api, pod.metadata.namespace)
+                snapshot = replace(snapshot, groups=groups)
+        explanation = explain(pod, snapshot, events)
         published = None if known is None else (known.status, known.orders)
         explain_growth(explanation, pod, published, events, now)
         return explanation

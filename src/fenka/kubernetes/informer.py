@@ -292,18 +292,14 @@ class PodGroupIndex:
 
     def on_replace(self, objects: Sequence[PodGroup]) -> None:
         """Replace all PodGroups."""
-        self.by_name = {_full_name(group): group for group in objects}
+        self.by_name = {group.full_name: group for group in objects}
 
     def on_upsert(self, obj: PodGroup) -> None:
         """Set a PodGroup."""
-        self.by_name[_full_name(obj)] = obj
+        self.by_name[obj.full_name] = obj
 
     def on_delete(self, obj: PodGroup) -> None:
         """Remove a PodGroup, unless another one already has its name."""
-        known = self.by_name.get(_full_name(obj))
+        known = self.by_name.get(obj.full_name)
         if known is not None and known.metadata.uid == obj.metadata.uid:
-            del self.by_name[_full_name(obj)]
-
-
-def _full_name(group: PodGroup) -> str:
-    return f"{group.metadata.namespace}/{group.metadata.name}"
+            del self.by_name[obj.full_name]

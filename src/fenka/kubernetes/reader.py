@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fenka.cluster import autoscaling, objects, queue_snapshot, service_objects, training_objects
+from fenka.cluster.pod_groups import POD_GROUPS_PATH, PodGroup, group_key, names_pod_group
 from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.cluster.state import ClusterSnapshot, ClusterState
 from fenka.core.inventory import Toleration
@@ -30,6 +31,9 @@ MAX_NAMED = 5
 
 HOLDING = "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="
 """Field selector of the pods that can hold anything."""
+
+UNSTARTED = "status.phase=Pending,spec.nodeName!="
+"""Field selector of the pods that have a node and have not started there."""
 
 _NONE: Mapping[str, str | int] = MappingProxyType({})
 
@@ -146,6 +150,57 @@ async def read_cluster(
         _list_unhealthy_cards(api),
     )
     return ClusterSnapshot.of(nodes, pods, cards, state=state)
+
+
+async def read_waiting_surroundings(api: Api, pod: objects.Pod) -> ClusterSnapshot:
+    """Return the cluster with all that explains why a pod has no node. Raises ApiError, ApiUnreachable.
+
+    Beside the pods that hold something it has the members of the pod's gang, which need not have nodes, and
+    the states of containers that have not started. Only these pods have their owners.
+    """
+    snapshot, unstarted, members = await asyncio.gather(
+        read_cluster(api),
+        api.list("/api/v1/pods", objects.Pod, limit=PAGE, fieldSelector=UNSTARTED),
+        _read_gang(api, pod),
+    )
+    pods = {known.metadata.uid: known for known in snapshot.pods}
+    for known in (*unstarted[0], *members):
+        pods[known.metadata.uid] = known
+        if known.spec.node_name:
+            snapshot.state.set_pod(known)
+    groups = await read_pod_groups(api, pod.metadata.namespace) if names_pod_group(pod) else None
+    return ClusterSnapshot.of(snapshot.nodes, pods.values(), state=snapshot.state, groups=groups)
+
+
+async def _read_gang(api: Api, pod: objects.Pod) -> list[objects.Pod]:
+    """Return the pods of the pod's gang; none if it names no gang."""
+    key = group_key(pod)
+    if key is None:
+        return []
+    path = collection_path("/api/v1", pod.metadata.namespace, "pods")
+    pods, _ = await api.list(path, objects.Pod, limit=PAGE)
+    return [other for other in pods if group_key(other) == key]
+
+
+async def read_pod_groups(api: Api, namespace: str | None = None) -> dict[str, PodGroup] | None:
+    """Return the PodGroups of a namespace or of all, by namespace/name; None if they may not be read.
+
+    Raises ApiError, ApiUnreachable.
+    """
+    path = POD_GROUPS_PATH
+    if namespace:
+        group, _, plural = path.rpartition("/")
+        path = collection_path(group, namespace, plural)
+    try:
+        groups, _ = await api.list(path, PodGroup)
+    except ApiError as why:
+        if why.status == 403:
+            return None
+        if why.status == 404:
+            # A server that does not know the kind has none.
+            return {}
+        raise
+    return {group.full_name: group for group in groups}
 
 
 async def read_scheduler_options(api: Api) -> SchedulerOptions:

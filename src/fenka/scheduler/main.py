@@ -164,7 +164,13 @@ def http_server(replica: SchedulerReplica, access: Access, spans: PodSpans | Non
     replica.binder.on_bound = on_bound
     parts = replica.cluster, replica.queue, replica.extender, replica.binder
     pods = replica.informers.pods
-    return Server(*parts, leadership, metrics, access, lambda: list(pods.objects.values()), spans)
+    groups = replica.informers.pod_groups
+    return Server(
+        *(*parts, leadership, metrics, access),
+        lambda: list(pods.objects.values()),
+        spans,
+        lambda: groups.by_name,
+    )
 
 
 async def serve(options: ServerOptions, settings: Settings) -> None:

@@ -31,6 +31,7 @@ from fenka.scheduler.extender import Extender
 from fenka.scheduler.informers import ClusterInformers
 from fenka.scheduler.queue_controller import QueueController
 from fenka.scheduler.refused_pods import RefusedPods
+from fenka.scheduler.unstarted_evictions import UnstartedEvictions
 from fenka.scheduler.workload_learner import WorkloadLearner, learning_policy
 from fenka.server.program import ReplicaName
 
@@ -113,6 +114,16 @@ class Settings(msgspec.Struct, frozen=True):
             "pod that waits would fit then"
         ),
     ] = False
+
+    evict_unstarted_after: Annotated[
+        float,
+        Meta(
+            title="SECONDS",
+            ge=0,
+            description="evict a pod that holds cards for this long without starting, while a request waits; "
+            "0: never",
+        ),
+    ] = 0
 
     unhealthy_maps: Annotated[
         bool,
@@ -303,6 +314,13 @@ class SchedulerReplica:
         if isinstance(self._policy, TargetPolicy):
             yield WorkloadLearner(
                 *(self._policy, cluster, self.gangs.live, self._pods), now=self._now, sleep=sleep
+            )
+        if settings.evict_unstarted_after:
+            yield UnstartedEvictions(
+                *(api, cluster, self._pods, settings.evict_unstarted_after, recorder),
+                lambda: self._is_leading() and bool(state.snapshot.entries),
+                now=self._now,
+                sleep=sleep,
             )
         if settings.take_growth_back:
             yield controllers.GrowthReclaimer(

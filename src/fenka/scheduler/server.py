@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice, starmap
 from math import ceil
@@ -22,6 +22,7 @@ from aiohttp import web
 from fenka import __version__
 from fenka.cluster.objects import Pod
 from fenka.cluster.placement import FilterResult
+from fenka.cluster.pod_groups import PodGroup
 from fenka.cluster.state import ClusterSnapshot, ClusterState
 from fenka.core.columnar_placer import count_reasons
 from fenka.core.errors import FenkaError
@@ -42,6 +43,9 @@ from fenka.views.cluster_queue import queue_rows, unschedulable
 from fenka.views.node_rows import node_rows
 from fenka.views.unqueued_rows import unqueued_steps
 from fenka.views.workloads import QueueRow
+
+Groups = Callable[[], Mapping[str, PodGroup]]
+"""Returns all PodGroups, by namespace/name."""
 
 
 def inspect_text(cluster: ClusterState) -> Iterator[bytes]:
@@ -84,11 +88,20 @@ MAX_ENTRIES = 2000
 
 
 def queue_text(
-    state: ClusterState, queue: QueueController, pods: Callable[[], list[Pod]]
+    state: ClusterState,
+    queue: QueueController,
+    pods: Callable[[], list[Pod]],
+    groups: Groups = dict,
 ) -> Callable[[], Iterator[bytes]]:
     """Return what yields the JSON of the queue's first entries, in parts. Some are empty.
 
     Pods that wait for something else than the queue come after them.
+
+    Args:
+        state: the cluster.
+        queue: its queue.
+        pods: returns all pods.
+        groups: returns all PodGroups, by namespace/name.
     """
 
     def parts() -> Iterator[bytes]:
@@ -98,7 +111,7 @@ def queue_text(
         yield from _array(
             chain(
                 islice(queue_rows(snapshot, state), MAX_ENTRIES),
-                _unqueued_steps(state, queue, pods()),
+                _unqueued_steps(state, queue, pods(), groups()),
             )
         )
 
@@ -106,12 +119,12 @@ def queue_text(
 
 
 def _unqueued_steps(
-    state: ClusterState, queue: QueueController, pods: list[Pod]
+    state: ClusterState, queue: QueueController, pods: list[Pod], groups: Mapping[str, PodGroup]
 ) -> Iterator[QueueRow | None]:
     now = queue.now()
     paused = {entry.id: refusal.sentence(now) for entry, refusal in queue.state.paused_entries(now)}
     snapshot, has_nodes = queue.state.snapshot, queue.state.has_nodes
-    return unqueued_steps(pods, snapshot, state, has_nodes, paused, now, MAX_ENTRIES)
+    return unqueued_steps(pods, snapshot, state, has_nodes, paused, now, MAX_ENTRIES, groups)
 
 
 def nodes_text(state: ClusterState, pods: Callable[[], list[Pod]]) -> Callable[[], Iterator[bytes]]:
@@ -267,6 +280,7 @@ class Server:
         access: Access,
         pods: Callable[[], list[Pod]] = list,
         spans: PodSpans | None = None,
+        groups: Groups = dict,
     ) -> None:
         """Args:
         cluster: what `/inspect` shows.
@@ -278,6 +292,7 @@ class Server:
         access: who may do what.
         pods: returns all pods, of which `/nodes` shows those with whole cards.
         spans: gets a span of each filter and bind; None: nobody does.
+        groups: returns all PodGroups by namespace/name, of which `/queue` names incomplete ones.
         """
         self._spans = spans
         self._cluster, self._queue = cluster, queue
@@ -287,7 +302,7 @@ class Server:
         self._bodies = BodyReader(access.bounds)
         self._inspect_text = ThrottledText(lambda: inspect_text(cluster))
         self._screens = {
-            "queue": ThrottledText(queue_text(cluster, queue, pods)),
+            "queue": ThrottledText(queue_text(cluster, queue, pods, groups)),
             "nodes": ThrottledText(nodes_text(cluster, pods)),
         }
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from fenka.cluster.objects import Pod
-from fenka.cluster.pending_queue import PendingQueue, gang_complete_by_label
+from fenka.cluster.pending_queue import PendingQueue
 from fenka.cluster.pod_groups import group_key
 from fenka.cluster.queue_snapshot import QueueEntry, QueueSnapshot, SchedulerOptions
 from fenka.cluster.queue_state import UsageAccounting, entry_id
@@ -18,7 +18,7 @@ from fenka.core.backfill import complete
 from fenka.core.columnar_placer import count_reasons
 from fenka.core.inventory import card_of
 from fenka.core.reasons import Unschedulable
-from fenka.views.unqueued_rows import is_present, requested, unqueued_steps
+from fenka.views.unqueued_rows import is_complete, is_present, requested, unqueued_steps
 from fenka.views.workloads import QueueRow
 
 
@@ -43,7 +43,9 @@ def cluster_queue(
     queue, scheduled = schedule_queue(snapshot, options, now, paused)
     for _ in count_reasons(unschedulable(scheduled, len(scheduled.entries))):
         pass
-    below = unqueued_steps(pods, scheduled, snapshot.state, queue.has_nodes, paused, now)
+    below = unqueued_steps(
+        pods, scheduled, snapshot.state, queue.has_nodes, paused, now, groups=snapshot.groups
+    )
     return [*queue_rows(scheduled, snapshot.state), *filter(None, below)]
 
 
@@ -73,12 +75,12 @@ def schedule_queue(
         if is_present(pod):
             gangs.setdefault(gang, []).append(pod)
 
-    def is_complete(members: Sequence[Pod]) -> bool:
+    def may_start(members: Sequence[Pod]) -> bool:
         # A member that requests no card, such as a launcher, counts too.
-        return gang_complete_by_label(gangs[group_key(members[0])])
+        return is_complete(gangs[group_key(members[0])], snapshot.groups)
 
     queue = PendingQueue(
-        snapshot.state, options.policy, options.fairness, is_complete, uses=usage.uses
+        snapshot.state, options.policy, options.fairness, may_start, uses=usage.uses
     )
     pods = [pod for pod in snapshot.pods if entry_id(pod) not in paused]
     return queue, complete(queue.schedule(pods, now))

@@ -7,7 +7,8 @@ policy that refuses the pod. Pods change until they are old enough: kube-schedul
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
 from fenka.cluster.objects import QUEUE_GATE, Pod, seconds
-from fenka.cluster.pod_groups import group_key, pod_group
+from fenka.cluster.pending_queue import gang_complete_by_label
+from fenka.cluster.pod_groups import PodGroup, group_key, names_pod_group, pod_group
 from fenka.cluster.queue_snapshot import PendingEntry, QueueSnapshot
 from fenka.cluster.queue_state import entry_id
 from fenka.cluster.state import ClusterState
@@ -36,6 +37,7 @@ def unqueued_steps(  # noqa: PLR0913, PLR0917
     refused: Mapping[str, str],
     now: float,
     most: int | None = None,
+    groups: Mapping[str, PodGroup] | None = None,
 ) -> Iterator[QueueRow | None]:
     """Yield a row for each pod or gang that waits for something else than the queue.
 
@@ -49,6 +51,7 @@ def unqueued_steps(  # noqa: PLR0913, PLR0917
         refused: sentences of entries that neither reserve nor preempt, by ID.
         now: Unix seconds.
         most: rows at most, those that have waited the longest; None for all.
+        groups: PodGroups by namespace/name; None if they are not known.
     """
     waiting: dict[str, list[Pod]] = {}
     gangs: dict[str, list[Pod]] = {}
@@ -71,7 +74,7 @@ def unqueued_steps(  # noqa: PLR0913, PLR0917
         entry = PendingEntry(name, tuple(waiting[name]))
         why = refused.get(name)
         if why is None:
-            why = yield from _obstacle(entry.pods, gangs.get(name, []), has_nodes)
+            why = yield from _obstacle(entry.pods, gangs.get(name, []), has_nodes, groups)
         yield QueueRow(
             BELOW,
             entry.name,
@@ -112,7 +115,10 @@ def _since(pod: Pod, now: float) -> float:
 
 
 def _obstacle(
-    pods: Sequence[Pod], gang: list[Pod], has_nodes: Callable[[Pod], bool]
+    pods: Sequence[Pod],
+    gang: list[Pod],
+    has_nodes: Callable[[Pod], bool],
+    groups: Mapping[str, PodGroup] | None,
 ) -> Generator[None, None, str]:
     """Return why these pods are not in the queue, in steps. gang: all pods of their gang."""
     for pod in pods:
@@ -132,24 +138,36 @@ def _obstacle(
             )
         # A question about all nodes.
         yield
-    return _missing(pods[0], gang) or next(
+    return _missing(pods[0], gang, groups) or next(
         (f"kube-scheduler says: {pod.unschedulable}" for pod in pods if pod.unschedulable),
         "kube-scheduler has not tried it yet: fenka why says what it waits for",
     )
 
 
-def _missing(pod: Pod, gang: list[Pod]) -> str:
-    """Return how many pods the gang lacks; empty if it lacks none, or its size is in a PodGroup."""
-    if not gang or pod.spec.scheduling_group is not None:
+def _missing(pod: Pod, gang: list[Pod], groups: Mapping[str, PodGroup] | None) -> str:
+    """Return how many pods the gang lacks; empty if it lacks none, or its size is not known."""
+    if not gang or (groups is None and names_pod_group(pod)):
         return ""
     try:
-        known = pod_group(pod, {})
+        known = pod_group(pod, groups or {})
     except InvalidRecord as why:
         return str(why)
     present = sum(map(is_present, gang))
     if known is None or present >= known.minimum:
         return ""
     return f"gang {known.name} is incomplete: {present} of its {known.minimum} pods exist"
+
+
+def is_complete(gang: list[Pod], groups: Mapping[str, PodGroup] | None) -> bool:
+    """Return whether enough pods of a gang exist to start it; True if that is not known.
+
+    Args:
+        gang: its pods that count as members.
+        groups: PodGroups by namespace/name; None if they are not known.
+    """
+    if names_pod_group(gang[0]):
+        return not _missing(gang[0], gang, groups)
+    return gang_complete_by_label(gang)
 
 
 def is_present(pod: Pod) -> bool:

@@ -371,9 +371,13 @@ def test_list_shows_the_share_of_each_version(run: Run, server: FakeApiServer) -
         "default    bert  Custom  v1       1        1          172.28.8.37(90%)  GRPC:8500,RESTFUL:5000\n"
         "default    bert  Custom  v2       1        1          172.28.8.37(10%)  GRPC:8500,RESTFUL:5000\n"
     )
-    assert run("serve", "get", "bert").stderr == (
-        "fenka: service bert has several versions: choose v1, v2 by --version\n"
-    )
+    screen = ok(run("serve", "get", "bert", "-e"))
+    assert [line for line in screen.splitlines() if line.startswith("Version:")] == [
+        "Version:    v1",
+        "Version:    v2",
+    ]
+    both = json.loads(ok(run("serve", "get", "bert", "-o", "json")))
+    assert [version["traffic"] for version in both] == [90, 10]
     document = json.loads(ok(run("serve", "get", "bert", "-v", "v2", "-o", "json")))
     assert (document["version"], document["traffic"], document["type"]) == ("v2", 10, "Custom")
     arenas = {"requestCPUs", "requestGPUs", "requestGPUMemory", "requestGPUCore"}

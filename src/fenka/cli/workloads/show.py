@@ -22,7 +22,14 @@ from fenka.cli.workloads.arguments import (
     WorkloadChoice,
 )
 from fenka.cli.workloads.json_output import document
-from fenka.cli.workloads.selection import find, find_job, of_type, open_backend
+from fenka.cli.workloads.selection import (
+    Backend,
+    find,
+    find_job,
+    find_jobs_or_versions,
+    of_type,
+    open_backend,
+)
 from fenka.views.workloads import JobProcess, ServiceVersion, TrainingJob
 
 REFRESH_S = 2.0
@@ -75,10 +82,14 @@ def get(
     output: WideOutputOption = "table",
     layout: LayoutOption = None,
 ) -> None:
-    """Print a workload and its instances."""
+    """Print a workload and its instances, of a service all versions."""
     layout_screens = arena if screen_layouts.uses_arena(layout) else screens
     backend = open_backend(target)
-    workload = find(backend, name, choice, positions=output in DATA)
+    job, versions = find_jobs_or_versions(backend, name, choice, positions=output in DATA)
+    if len(versions) > 1:
+        _print_versions(backend, versions, output, events=events)
+        return
+    workload = job or versions[0]
     if output not in DATA and isinstance(workload, TrainingJob) and workload.status == "PENDING":
         # The position takes all pods of the cluster, so only a job that waits is read with it.
         workload = find(backend, name, choice, positions=True)
@@ -96,6 +107,20 @@ def get(
     if events:
         lines += screens.events_block(shown_events, now)
     tables.print_lines([*lines, *screens.notes(workload)])
+
+
+def _print_versions(
+    backend: Backend, versions: list[ServiceVersion], output: str, *, events: bool
+) -> None:
+    """Print several versions of a service, one after the other."""
+    now = time.time()
+    if tables.print_data([document(version, now) for version in versions], output, arena=True):
+        return
+    for number, version in enumerate(versions):
+        lines = screens.service_screen(version, now)
+        if events:
+            lines += screens.events_block(backend.events(version), now)
+        tables.print_lines([*([""] if number else []), *lines, *screens.notes(version)])
 
 
 def top_job(

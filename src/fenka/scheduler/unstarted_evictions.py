@@ -67,7 +67,7 @@ class UnstartedEvictions:
                 await self.evict_due()
 
     async def evict_due(self) -> None:
-        """Evict the pods that are due now. What fails is tried again later."""
+        """Evict the pods that are due now. An eviction that fails is repeated later."""
         now = self._now()
         due = (pod for pod in self._pods().values() if self._may_be_due(pod, now))
         for pod in list(islice(due, MAX_PODS)):

@@ -22,7 +22,7 @@ from fenka.cli.world import runs_here
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs import notebook as jupyter
 from fenka.jobs.job_spec import generate_name
-from fenka.jobs.notebook import NotebookSpec, validate_idle
+from fenka.jobs.notebook_spec import NotebookSpec, validate_idle
 from fenka.jobs.processes import run_attached
 from fenka.jobs.workload import parse_fields
 from fenka.local import lease_jobs, runs

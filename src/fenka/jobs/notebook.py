@@ -2,44 +2,27 @@
 
 The user's own Jupyter is preferred, because its kernels have the user's libraries. Otherwise the one of
 `fenka[notebook]` is used.
-
-NotebookSpec: a notebook on a cluster, as users ask for it.
-
-The options of `fenka notebook --cluster` make it, and the annotation of its root object keeps it.
-
-Ports of this machine for processes that others must find before they listen.
-
-A port is chosen before the process binds it. Until then a lock keeps it from the user's other jobs. The lock
-is in a directory of the user's own, and the port is drawn at random, so that other users cannot bind it
-first. It is below the kernel's range for outgoing connections, which therefore do not take it.
 """
 
 import contextlib
-import errno
-import fcntl
 import importlib.util
 import ipaddress
 import json
-import math
 import os
-import random
 import re
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
-from msgspec import Meta
 
 from fenka.core.errors import FenkaError
 from fenka.core.request import InvalidRequest
@@ -47,201 +30,8 @@ from fenka.installation import how_to_add_extra
 from fenka.isolation.lease_files import read_regular_file
 from fenka.jobs import notebook_guard
 from fenka.jobs.in_pod import notebook_server
-from fenka.jobs.workload import DEFAULT_SERVICE, PodOptions, ServiceType, validate_name
+from fenka.jobs.local_ports import LOOPBACK, PortReservations
 from fenka.server.loopback_name import DOMAIN, NAME_BYTES, new_name
-
-SERVICE_TYPES: tuple[ServiceType, ...] = get_args(ServiceType)
-
-_HOST = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
-
-MIN_IDLE_S = 60
-"""A notebook that ends sooner would end while its user reads."""
-
-MAX_PASSWORD_BYTES = 1024
-
-
-class NotebookSpec(PodOptions, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """A notebook. The first path of its claims is its root directory."""
-
-    service: Annotated[
-        ServiceType,
-        Meta(description="how it is reached: ClusterIP within the cluster alone"),
-    ] = DEFAULT_SERVICE
-    ingress: Annotated[
-        str, Meta(title="HOST", description="make an Ingress for this host name")
-    ] = ""
-    tls_secret: Annotated[
-        str, Meta(title="NAME", description="Secret with the certificate of --ingress")
-    ] = ""
-    idle_s: float | None = msgspec.field(default=None, name="idle")
-    kind: Literal["notebook"] = "notebook"
-
-    def validate(self) -> None:
-        """Check what can be checked without a cluster. Raises InvalidRequest."""
-        validate_name(self.name)
-        if not self.image:
-            raise InvalidRequest(
-                "--image is required on Kubernetes; for a notebook on this machine use --local"
-            )
-        if self.service not in SERVICE_TYPES:
-            raise InvalidRequest(
-                f"invalid --service {self.service[:40]!r}: expected {', '.join(SERVICE_TYPES)}"
-            )
-        self.validate_pods()
-        if self.gpu is None:
-            raise InvalidRequest(
-                "a notebook needs cards: use --gpu-mem 4 for a slice, --gpus 1 for a card, or --mig 1g.5gb"
-            )
-        if self.ingress and not _HOST.fullmatch(self.ingress):
-            raise InvalidRequest(
-                f"invalid --ingress {self.ingress[:80]!r}: expected a host name, for example "
-                "lab.example.com"
-            )
-        if self.tls_secret and not self.ingress:
-            raise InvalidRequest("--tls-secret requires --ingress HOST")
-        paths = [path for _, path in self.mounts]
-        if len(set(paths)) < len(paths):
-            raise InvalidRequest("two --data have the same path: use different paths")
-        if self.idle_s is not None:
-            validate_idle(self.idle_s)
-
-
-def validate_idle(seconds: float) -> None:
-    """Check the time after which an idle notebook ends. Raises InvalidRequest."""
-    if not MIN_IDLE_S <= seconds < math.inf:
-        raise InvalidRequest(f"--idle must be at least {MIN_IDLE_S}s, got {seconds:g}s")
-
-
-def validate_password(password: str) -> None:
-    """Check the password of a notebook that others can reach. Raises InvalidRequest."""
-    if not password:
-        raise InvalidRequest(
-            "a notebook on a cluster requires a password: set PASSWORD in the environment, or use "
-            "--password-file FILE"
-        )
-    if len(password.encode(errors="replace")) > MAX_PASSWORD_BYTES or not password.isprintable():
-        raise InvalidRequest(
-            f"the password is not usable: use printable characters, at most {MAX_PASSWORD_BYTES} bytes"
-        )
-
-
-LOOPBACK = "127.0.0.1"
-
-_RANDOM_PORTS = range(23456, 32768)
-"""From arena's port for PyTorch up to Linux's range for outgoing connections (32768 to 60999)."""
-
-_LOCKS = "ports.lock"
-
-MAX_TAKEN = 10
-"""How often in a row other programs may take a job's ports before it has failed."""
-
-
-class NoFreePort(FenkaError):
-    """No port is free."""
-
-
-class PortReservations:
-    """The ports that a user's jobs have reserved.
-
-    Args:
-        directory: A directory of the user's own, which is created. In a file each port has a byte to lock.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def reserve(
-        self,
-        ports: Sequence[int] | None = None,
-        address: str = LOOPBACK,
-        *,
-        reuse: bool = False,
-    ) -> tuple[int, FileIO]:
-        """Reserve a free port.
-
-        Args:
-            ports: The first free one of these; None for any port, drawn at random.
-            address: The address on which the process will listen.
-            reuse: Accept a port with connections of an earlier process, as a server with SO_REUSEADDR can.
-
-        Returns:
-            The port, and a lock that reserves it until all copies of it are closed.
-
-        Raises:
-            NoFreePort: None of the ports is free.
-            OSError: The locks cannot be written.
-        """
-        ports = ports or _shuffled()
-        with contextlib.ExitStack() as unless_free:
-            lock = unless_free.enter_context(self._open())
-            for port in ports:
-                if _lock(lock, port) and _is_free(port, address, reuse=reuse):
-                    unless_free.pop_all()
-                    return port, lock
-                _unlock(lock, port)
-        raise _none_free(ports, address)
-
-    def _open(self) -> FileIO:
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._directory / _LOCKS
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        return FileIO(os.open(path, flags, 0o600), "r+")
-
-
-def taken_port(ports: Iterable[int]) -> int | None:
-    """Return a port that a program has taken; None if a server can bind each of them. Raises OSError."""
-    return next((port for port in ports if not _is_free(port, "0.0.0.0", reuse=True)), None)
-
-
-def _shuffled() -> Sequence[int]:
-    return random.SystemRandom().sample(_RANDOM_PORTS, len(_RANDOM_PORTS))
-
-
-def _none_free(ports: Sequence[int], address: str) -> NoFreePort:
-    if len(ports) == 1:
-        return NoFreePort(f"port {ports[0]} of {address} is used or not allowed: choose another")
-    return NoFreePort(f"no port from {min(ports)} to {max(ports)} is free on {address}")
-
-
-def _is_free(port: int, address: str, *, reuse: bool) -> bool:
-    with socket.socket(_family(address)) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
-        return _binds(trial, port, address)
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def _binds(trial: socket.socket, port: int, address: str) -> bool:
-    """Bind a socket, and return whether the port was free. Raises OSError."""
-    try:
-        trial.bind((address, port))
-    except OSError as why:
-        if why.errno in (errno.EADDRINUSE, errno.EACCES):
-            return False
-        raise
-    return True
-
-
-def _lock(file: FileIO, port: int) -> bool:
-    """Return whether the port is reserved now. The lock ends with the last copy of the descriptor."""
-    try:
-        _set_lock(file, port, fcntl.F_WRLCK)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _unlock(file: FileIO, port: int) -> None:
-    _set_lock(file, port, fcntl.F_UNLCK)
-
-
-def _set_lock(file: FileIO, port: int, kind: int) -> None:
-    """Change the lock on the byte of a port. Raises OSError."""
-    fields = struct.pack("@hhqqi4x", kind, os.SEEK_SET, port, 1, 0)
-    fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, fields)
-
 
 _BASE_URL = re.compile(r"/([A-Za-z0-9._~@%-]+/)*[A-Za-z0-9._~@%-]*")
 

@@ -8,7 +8,7 @@ copy when the gateway uses a table without that replica.
 import contextlib
 
 from fenka.hardware.peer_credentials import ListenerCopy, copy_listener
-from fenka.jobs.notebook import LOOPBACK
+from fenka.jobs.local_ports import LOOPBACK
 
 
 class HeldPorts:

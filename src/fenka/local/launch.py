@@ -28,7 +28,7 @@ from fenka.core.errors import (
 )
 from fenka.isolation import lease_files, sandbox
 from fenka.jobs.job_spec import JobSpec
-from fenka.jobs.notebook import LOOPBACK, taken_port
+from fenka.jobs.local_ports import LOOPBACK, taken_port
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, run_child
 from fenka.local import gang, workload
 from fenka.workstation import protocol

@@ -13,7 +13,8 @@ from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.formats.quantities import InvalidSize
 from fenka.hardware.peer_credentials import user_name
-from fenka.jobs.notebook import LOOPBACK, url
+from fenka.jobs.local_ports import LOOPBACK
+from fenka.jobs.notebook import url
 from fenka.jobs.processes import JobNotStarted
 from fenka.local import records, runs
 from fenka.local.launch import NotRunning, become

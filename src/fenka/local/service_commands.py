@@ -22,7 +22,7 @@ from fenka.core.request import InvalidRequest
 from fenka.core.scaling import shares
 from fenka.formats.quantities import InvalidSize
 from fenka.hardware.peer_credentials import user_name
-from fenka.jobs.notebook import LOOPBACK
+from fenka.jobs.local_ports import LOOPBACK
 from fenka.jobs.processes import ErrorReporter, Notify
 from fenka.jobs.routing_table import check_socket_path
 from fenka.jobs.service import CLIENT_PORTS, PortName, ServiceSpec, check_change, check_versions

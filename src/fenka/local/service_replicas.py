@@ -19,7 +19,7 @@ from fenka.hardware.peer_credentials import listener_uid, socket_listener_uid
 from fenka.jobs import routing_table as routing
 from fenka.jobs import service
 from fenka.jobs.job_spec import JobSpec
-from fenka.jobs.notebook import LOOPBACK, MAX_TAKEN
+from fenka.jobs.local_ports import LOOPBACK, MAX_TAKEN
 from fenka.jobs.routing_table import ListenAddress, RoutingTable
 from fenka.jobs.service import CLIENT_PORTS, PortName, ServiceSpec
 from fenka.local import gang, records

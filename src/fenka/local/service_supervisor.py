@@ -32,7 +32,7 @@ from fenka.gateway import client_sockets
 from fenka.gateway.envoy_binary import find_envoy
 from fenka.isolation.lease_files import write_atomically
 from fenka.jobs import routing_table
-from fenka.jobs.notebook import LOOPBACK
+from fenka.jobs.local_ports import LOOPBACK
 from fenka.jobs.processes import ErrorReporter, JobNotStarted
 from fenka.jobs.routing_table import ListenAddress, RoutingTable
 from fenka.jobs.service import PortName

@@ -25,7 +25,7 @@ import msgspec
 from fenka import procfs
 from fenka.core.errors import FAILURE, FenkaError
 from fenka.jobs.job_spec import JobSpec
-from fenka.jobs.notebook import MAX_TAKEN
+from fenka.jobs.local_ports import MAX_TAKEN
 from fenka.jobs.processes import ErrorReporter, run_child
 from fenka.local import workload
 from fenka.local.launch import GroupPrograms, GroupProgress, Launcher, run_group

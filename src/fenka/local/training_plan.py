@@ -23,7 +23,8 @@ from fenka.core.errors import FAILURE, FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.jobs import collection, job_spec, training
 from fenka.jobs.job_spec import GpuResources, JobSpec
-from fenka.jobs.notebook import LOOPBACK, listens
+from fenka.jobs.local_ports import LOOPBACK
+from fenka.jobs.notebook import listens
 from fenka.jobs.training import Role, RoleName, TrainingSpec
 from fenka.jobs.workload import RoleSpec
 from fenka.local import workload

@@ -20,7 +20,7 @@ from fenka import procfs
 from fenka.core.errors import FAILURE, FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.jobs.job_spec import JobSpec
-from fenka.jobs.notebook import LOOPBACK, MAX_TAKEN, NoFreePort
+from fenka.jobs.local_ports import LOOPBACK, MAX_TAKEN, NoFreePort
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify
 from fenka.local import gang, records, supervisor, training_plan, workload
 from fenka.local.launch import GroupProgram, GroupPrograms

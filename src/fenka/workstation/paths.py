@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fenka.core.errors import FenkaError
 from fenka.isolation import unix_client
-from fenka.jobs.notebook import PortReservations
+from fenka.jobs.local_ports import PortReservations
 
 SYSTEM = Path("/run/fenka")
 

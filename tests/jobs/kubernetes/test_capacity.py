@@ -7,7 +7,7 @@ import pytest
 
 from fenka.jobs.collection import Contents
 from fenka.jobs.kubernetes.submission import submit, submit_notebook
-from fenka.jobs.notebook import NotebookSpec
+from fenka.jobs.notebook_spec import NotebookSpec
 from fenka.jobs.training import TrainingSpec
 from tests.builders import T4_MIB, node_json
 from tests.fakes.api_server import FakeApiServer, api_server

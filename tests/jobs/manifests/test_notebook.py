@@ -14,7 +14,7 @@ from fenka.core.request import InvalidRequest
 from fenka.formats.quantities import InvalidSize
 from fenka.jobs.manifests import notebook_manifest
 from fenka.jobs.manifests.training_manifest import Rendered
-from fenka.jobs.notebook import NotebookSpec, validate_password
+from fenka.jobs.notebook_spec import NotebookSpec, validate_password
 from tests.builders import pod
 
 GOLDEN = Path(__file__).parent / "golden"

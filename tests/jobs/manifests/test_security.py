@@ -13,7 +13,7 @@ from fenka.jobs.manifests import notebook_manifest
 from fenka.jobs.manifests.common import secured
 from fenka.jobs.manifests.service_manifest import GatewaySettings, render_gateway, render_version
 from fenka.jobs.manifests.training_manifest import render
-from fenka.jobs.notebook import NotebookSpec
+from fenka.jobs.notebook_spec import NotebookSpec
 from fenka.jobs.service import ServiceSpec
 from fenka.jobs.training import TrainingSpec
 from fenka.jobs.workload import PodOptions

@@ -14,7 +14,7 @@ from typing import NoReturn
 import pytest
 
 from fenka.hardware.peer_credentials import copy_listener, listener_uid
-from fenka.jobs.notebook import PortReservations, taken_port
+from fenka.jobs.local_ports import PortReservations, taken_port
 from fenka.local.held_ports import HeldPorts
 from tests.workstation.conftest import PROGRAMS, eventually
 from tests.workstation.serving.conftest import Service

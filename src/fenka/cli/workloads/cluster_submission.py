@@ -21,7 +21,7 @@ from fenka.jobs.kubernetes import submission
 from fenka.jobs.kubernetes.submission import submit, submit_notebook
 from fenka.jobs.manifests import notebook_manifest
 from fenka.jobs.manifests.training_manifest import render
-from fenka.jobs.notebook import NotebookSpec, validate_password
+from fenka.jobs.notebook_spec import NotebookSpec, validate_password
 from fenka.jobs.training import TrainingSpec
 from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.reader import read_roots

@@ -23,7 +23,7 @@ from fenka.jobs import training
 from fenka.jobs.job_spec import GpuResources
 from fenka.jobs.manifests.card_requests import requires_hami
 from fenka.jobs.manifests.common import ENFORCED, Manifest, secured
-from fenka.jobs.notebook import NotebookSpec
+from fenka.jobs.notebook_spec import NotebookSpec
 from fenka.jobs.service import ServiceSpec
 from fenka.jobs.training import TrainingSpec
 from fenka.jobs.workload import PodOptions, PullPolicy, SecurityLevel

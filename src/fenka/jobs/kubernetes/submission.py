@@ -37,7 +37,7 @@ from fenka.jobs.kubernetes.checks import (
 from fenka.jobs.manifests import notebook_manifest
 from fenka.jobs.manifests.common import Manifest
 from fenka.jobs.manifests.training_manifest import Rendered, render
-from fenka.jobs.notebook import NotebookSpec
+from fenka.jobs.notebook_spec import NotebookSpec
 from fenka.jobs.training import TrainingSpec
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable, if_accepted
 

@@ -30,7 +30,7 @@ from fenka.jobs.manifests.common import (
 )
 from fenka.jobs.manifests.pods import encoded
 from fenka.jobs.manifests.training_manifest import Rendered
-from fenka.jobs.notebook import NotebookSpec
+from fenka.jobs.notebook_spec import NotebookSpec
 
 ROLE = "notebook"
 PORT = 8888

@@ -116,6 +116,32 @@ def test_job_is_recorded_when_it_ended_while_no_daemon_ran(t4: Workstation) -> N
     assert (job["signal"], job["cause"]) == ("SIGKILL", "unobserved")
 
 
+def test_job_is_unobserved_when_another_process_has_its_namespaces_number(t4: Workstation) -> None:
+    """The kernel gives numbers of ended namespaces again, so that process may be taken for the job's."""
+    in_background(t4, "night", "sleep", "1000")
+    pid = t4.jobs()["night"]["pid"]
+    keeper = procfs.parent_pid(pid)
+    assert keeper
+    started = procfs.start_ticks(keeper)
+    assert started
+    number = procfs.namespace_inode(pid, "user")
+    t4.kill_daemon()
+    kill(pid)
+    eventually(lambda: not procfs.lives(keeper, started))
+    own = procfs.namespace_inode("self", "user")
+    with subprocess.Popen(["unshare", "--user", "sleep", "1000"]) as other:
+        eventually(lambda: procfs.namespace_inode(other.pid, "user") != own)
+        # Which number the kernel gives next cannot be chosen.
+        state = t4.root / "state.json"
+        reused = str(procfs.namespace_inode(other.pid, "user"))
+        assert str(number) in state.read_text()
+        state.write_text(state.read_text().replace(str(number), reused))
+        t4.start("--simulate", "T4")
+        other.kill()
+    job = eventually(lambda: ended(t4).get("night/1"))
+    assert (job["signal"], job["cause"]) == ("SIGKILL", "unobserved")
+
+
 def test_job_is_recorded_when_the_machine_lost_power(t4: Workstation) -> None:
     """A power loss, to the daemon: it was killed, nothing is left of /run, and the boot is another one."""
     in_background(t4, "night", "sleep", "1000")

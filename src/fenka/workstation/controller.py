@@ -41,7 +41,7 @@ from fenka.workstation.cards import CardObserver
 from fenka.workstation.files import History, ended_job
 from fenka.workstation.instance_changes import InstanceChanges
 from fenka.workstation.job import Job
-from fenka.workstation.lease_processes import JobWatches, LeaseProcesses, Terminator
+from fenka.workstation.lease_processes import JobWatches, LeaseProcesses, ProcessScan, Terminator
 from fenka.workstation.leases import Leases
 from fenka.workstation.lifetime import log
 from fenka.workstation.paths import Runtime
@@ -153,14 +153,14 @@ class Controller:
     """The broker's changes that were told last."""
     _pending: list[Effect] = field(default_factory=list)
     """Effects that are not recorded, or not applied yet."""
+    _uncertain: set[str] = field(default_factory=set)
+    """Recovered jobs of which no process was certainly found: they may have ended before."""
     _retry: asyncio.TimerHandle | None = None
     _tasks: set[asyncio.Task[object]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.changes = InstanceChanges(self.broker, self.instances, self.spawn, self._apply_later)
-        self._watches = JobWatches(
-            self.processes.scan, self.on_exit, self.cancel, self.record_status
-        )
+        self._watches = JobWatches(self._scan, self.on_exit, self.cancel, self.record_status)
 
     def close(self) -> None:
         """Stop watching processes."""
@@ -233,10 +233,22 @@ class Controller:
         self.changes.settle()
         return readings
 
+    async def _scan(self) -> ProcessScan:
+        """Scan for the processes of all leases, and note which recovered jobs have certainly not ended."""
+        scan = await self.processes.scan()
+        for job_id in [*self._uncertain]:
+            job = self.broker.jobs.get(job_id)
+            if job is None or self.processes.is_certain(job, scan.holders.get(job_id, [])):
+                self._uncertain.discard(job_id)
+        return scan
+
     def on_exit(self, job_id: str) -> None:
         """Release the job's slice. Memory that it has left in use counts as taken before anything is
         granted."""
         job = self.broker.jobs.get(job_id)
+        if job is not None and job_id in self._uncertain:
+            self._uncertain.discard(job_id)
+            job.mark_ending("unobserved")
         if job is not None and job.in_container and job.is_to_be_kept:
             keep_s = job.in_container.keep_s
             job.in_container.kept_until = time.time() + keep_s
@@ -307,6 +319,8 @@ class Controller:
             if not (procfs.lives(job.pid, job.start_ticks) or scan.pids(job.id)):
                 # It may have processes all the same, if some could not be read.
                 job.mark_ending("unobserved")
+            elif job.placement and not self.processes.is_certain(job, scan.holders.get(job.id, [])):
+                self._uncertain.add(job.id)
             if job.id not in kept:
                 self._record_end(job, time.time())
                 self.broker.count_unobserved(job, time.time())

@@ -314,6 +314,18 @@ class LeaseProcesses:
                     container.pid_namespace = 0
         return ProcessScan(holders, scan.unreadable, scan.complete)
 
+    def is_certain(self, job: Job, pids: Sequence[int]) -> bool:
+        """Return whether one of these processes is certainly the job's.
+
+        A number of a namespace may have been given to another one while no daemon ran. With cooperative
+        isolation and in containers a scan finds a job's own processes only.
+        """
+        if procfs.lives(job.pid, job.start_ticks):
+            return True
+        if job.cooperative or job.in_container:
+            return bool(pids)
+        return any(self._has_mounted(pid, job.id) for pid in pids)
+
     def forget(self, lease: str) -> None:
         """Forget a lease that has ended. Unknown ones are ignored."""
         pin = self._pins.pop(lease, None)

@@ -43,6 +43,7 @@ RECORDS = {
     "fenka.io/whole-cards": '{"x":[0]}',
     "fenka.io/resized": "{}",
     "fenka.io/resize-refused": "x",
+    "fenka.io/resize-final": "true",
     "tencent.com/predicate-gpu-idx-0": "0",
     "gpushare.alibabacloud.com/core-percentage": "{}",
 }

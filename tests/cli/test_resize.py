@@ -7,11 +7,14 @@ import pytest
 from aiohttp import web
 
 from fenka.cli import control
-from fenka.core.inventory import Card, DeviceId, Node
-from fenka.core.request import InvalidRequest, Slice
-from fenka.dialects.lease_records import REFUSED, REQUEST, STATUS, ResizeStatus, encode_status
-from fenka.formats.quantities import parse_memory
-from fenka.isolation.limit_changes import resized
+from fenka.dialects.lease_records import (
+    FINAL,
+    REFUSED,
+    REQUEST,
+    STATUS,
+    ResizeStatus,
+    encode_status,
+)
 from tests.builders import pod, units
 from tests.cli.command import fenka
 from tests.fakes.api_server import FakeApiServer, Json, in_thread
@@ -66,7 +69,12 @@ def test_resize_writes_the_request_on_the_pod(
     server = answering(granted, running(annotations={REFUSED: "no"}))
     assert run(server, tmp_path, *arguments) == (0, "a: resized\n")
     assert [body for _, body in server.writes] == [
-        {"metadata": {"uid": "u-team-a", "annotations": {REQUEST: wish, REFUSED: None}}}
+        {
+            "metadata": {
+                "uid": "u-team-a",
+                "annotations": {REQUEST: wish, REFUSED: None, FINAL: None},
+            }
+        }
     ]
 
 
@@ -89,17 +97,12 @@ def test_resize_withdraws_the_request_when_it_is_refused_and_may_not_wait(tmp_pa
     assert REQUEST not in server.get("pods", "a", "team")["metadata"]["annotations"]
 
 
-def test_resize_withdraws_the_request_when_it_is_larger_than_the_card(tmp_path: Path) -> None:
-    """It would never be granted. The sentence is that of the node program."""
-    uuid = DeviceId("GPU-0")
-    one = Node("n", (Card(0, uuid, "Tesla T4", 15079),))
-    with pytest.raises(InvalidRequest) as why:
-        resized([Slice(0, uuid, 4308, 0)], parse_memory("99", 1024), None, one)
-    server = answering(lambda _: {REFUSED: str(why.value)}, running())
-    code, said = run(server, tmp_path, "a", "--gpu-mem", "99")
-    assert (code, said) == (
+def test_resize_withdraws_the_request_when_it_can_never_be_granted(tmp_path: Path) -> None:
+    """Whatever the sentence is: the node program says by a field that waiting does not help."""
+    server = answering(lambda _: {REFUSED: "too large", FINAL: "true"}, running())
+    assert run(server, tmp_path, "a", "--gpu-mem", "99") == (
         1,
-        "card 0 has 15079 MiB: 101376 MiB are more than all of it; the request is withdrawn",
+        "too large; the request is withdrawn",
     )
     assert REQUEST not in server.get("pods", "a", "team")["metadata"]["annotations"]
 

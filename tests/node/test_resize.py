@@ -13,6 +13,7 @@ from fenka.core.inventory import Node
 from fenka.core.request import Slice
 from fenka.dialects.base import SharedNode
 from fenka.dialects.lease_records import (
+    FINAL,
     REFUSED,
     REQUEST,
     STATUS,
@@ -146,18 +147,22 @@ async def test_pass_writes_nothing_when_the_request_is_already_granted(library: 
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "sentence", "final"),
     [
-        ("gpu-mem=11", "card 0 has 15079 MiB, of which default/b hold 4308: 11847 do not fit"),
-        ("gpu-mem=15", "card 0 has 15079 MiB: 15360 MiB are more than all of it"),
-        ("gpu-mem=1", "the lease's programs hold 2000 MiB of it"),
-        ("gpu-core=30,gpu-mem=1", "the lease's programs hold 2000 MiB of it"),
-        ("other: gpu-mem=6", "the pod has no container other with a slice of a card"),
-        ("6", "'6' is not understood: write gpu-mem=6"),
+        (
+            "gpu-mem=11",
+            "card 0 has 15079 MiB, of which default/b hold 4308: 11847 do not fit",
+            None,
+        ),
+        ("gpu-mem=15", "card 0 has 15079 MiB: 15360 MiB are more than all of it", "true"),
+        ("gpu-mem=1", "the lease's programs hold 2000 MiB of it", None),
+        ("gpu-core=30,gpu-mem=1", "the lease's programs hold 2000 MiB of it", None),
+        ("other: gpu-mem=6", "the pod has no container other with a slice of a card", "true"),
+        ("6", "'6' is not understood: write gpu-mem=6", "true"),
     ],
 )
 async def test_request_is_rejected_with_a_sentence_when_it_is_impossible(
-    library: Path, text: str, sentence: str
+    library: Path, text: str, sentence: str, final: str | None
 ) -> None:
     """It is on the pod and in an event. Nothing changes, and a better request removes it."""
 
@@ -168,6 +173,7 @@ async def test_request_is_rejected_with_a_sentence_when_it_is_impossible(
         request(node, "a", text)
         await until(lambda: REFUSED in annotations_of(node, "a"))
         assert sentence in annotations_of(node, "a")[REFUSED]
+        assert annotations_of(node, "a").get(FINAL) == final
         await until(lambda: node.api.events)
         (event,) = node.api.events
         assert (event["reason"], event["note"]) == (
@@ -186,7 +192,7 @@ async def test_request_is_rejected_with_a_sentence_when_it_is_impossible(
         assert len(node.api.events) == 1
         request(node, "a", "gpu-mem=5")
         await granted(node, "a", "gpu-mem=5")
-        await until(lambda: REFUSED not in annotations_of(node, "a"))
+        await until(lambda: not {REFUSED, FINAL} & annotations_of(node, "a").keys())
 
 
 async def test_request_is_rejected_when_the_account_is_invalid(library: Path) -> None:

@@ -151,7 +151,7 @@ fenka serves at most 128 containers of a pod. */}}
       "scheduler.framework.gpushare.allocation" "gpushare.alibabacloud.com/core-percentage"
       "tencent.com/predicate-gpu-idx-" "tencent.com/predicate-time" "tencent.com/predicate-node"
       "tencent.com/gpu-assigned"
-      "fenka.io/cards" "fenka.io/chosen-by" "fenka.io/whole-cards" "fenka.io/instance" "fenka.io/resized" "fenka.io/resize-refused" -}}
+      "fenka.io/cards" "fenka.io/chosen-by" "fenka.io/whole-cards" "fenka.io/instance" "fenka.io/resized" "fenka.io/resize-refused" "fenka.io/resize-final" -}}
 {{- if .Values.hamiNames -}}
 {{- $records = concat $records (list
       "hami.io/vgpu-devices-allocated" "hami.io/vgpu-devices-to-allocate" "hami.io/vgpu-node" "hami.io/vgpu-time") -}}

@@ -44,7 +44,7 @@ from fenka.cluster.objects import Pod, pod_path
 from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE, FenkaError
 from fenka.dialects.base import GIB_MIB, InvalidRecord
 from fenka.dialects.lease_records import (
-    BEYOND_CARD,
+    FINAL,
     REFUSED,
     REQUEST,
     decode_status,
@@ -289,7 +289,7 @@ async def _ask(api: Api, path: str, text: str, wait: bool) -> None:
             f"{pod.full_name} is {state}: only what runs can be resized", TEMPORARY_FAILURE
         )
     # Of this very pod; what was refused before is no answer to this.
-    await _annotate(api, pod, {REQUEST: text, REFUSED: None})
+    await _annotate(api, pod, {REQUEST: text, REFUSED: None, FINAL: None})
     for _ in range(round(WAIT_S / _LOOK_S)):
         pod = await api.get(path, Pod)
         if _granted(pod, text):
@@ -308,10 +308,10 @@ async def _ask(api: Api, path: str, text: str, wait: bool) -> None:
 async def _settle_refusal(api: Api, pod: Pod, text: str, wait: bool) -> None:
     """Say what becomes of a refused request, and withdraw it unless it may wait. Raises UserError.
 
-    A request that is larger than its card is never granted, so it does not wait.
+    A request that can never be granted, as one that is larger than its card, does not wait.
     """
     why = pod.metadata.annotations[REFUSED]
-    if wait and not why.endswith(BEYOND_CARD):
+    if wait and pod.metadata.annotations.get(FINAL) != "true":
         raise UserError(
             f"{why}; the request stays, and is granted as soon as it fits: repeat the command with "
             "--no-wait to withdraw it",

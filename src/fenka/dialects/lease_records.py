@@ -11,6 +11,7 @@ Resizing of running pods: the annotation that users write, and those by which th
     fenka.io/resize          "gpu-mem=6", "gpu-mem=4096MiB,gpu-core=30", "x: gpu-mem=6; y: gpu-core=20"
     fenka.io/resized         JSON: what the pod holds now of each card, and each container's part; for people
     fenka.io/resize-refused  why not, in one sentence; taken away by success
+    fenka.io/resize-final    "true" beside it if the request can never be granted
 
 The record counts for nothing: whoever may annotate a pod can write it. The size of a resized pod is the one
 that its node reports.
@@ -157,9 +158,8 @@ def decode_report(annotations: Mapping[str, str]) -> LeaseReport | None:
 REQUEST = "fenka.io/resize"
 STATUS = "fenka.io/resized"
 REFUSED = "fenka.io/resize-refused"
-BEYOND_CARD = "MiB are more than all of it"
-"""The end of a refusal that stays, whatever ends: the request is larger than its card."""
-RECORDS = (STATUS, REFUSED)
+FINAL = "fenka.io/resize-final"
+RECORDS = (STATUS, REFUSED, FINAL)
 
 
 MEMORY, CORE = "gpu-mem", "gpu-core"

@@ -10,7 +10,6 @@ from fenka.core.errors import FenkaError
 from fenka.core.inventory import Node
 from fenka.core.request import InvalidRequest, Memory, Slice
 from fenka.core.units import MIB
-from fenka.dialects.lease_records import BEYOND_CARD
 from fenka.isolation import account, lease_control
 from fenka.isolation.account import AccountSlot, InvalidAccount
 from fenka.isolation.lease_control import Control, Limit, constant
@@ -223,7 +222,9 @@ def resized(
         mib = memory.mib_on(size, node.unit_mib) if memory else piece.memory_mib
         if mib is None:
             nominal = memory.nominal_mib(node.unit_mib) if memory else 0
-            raise InvalidRequest(f"card {piece.card} has {size} MiB: {nominal} {BEYOND_CARD}")
+            raise InvalidRequest(
+                f"card {piece.card} has {size} MiB: {nominal} MiB are more than all of it"
+            )
         return replace(piece, memory_mib=mib, compute=piece.compute if compute is None else compute)
 
     return [changed(piece) for piece in slices]

@@ -25,7 +25,14 @@ _LOG = logging.getLogger(__name__)
 RESET = "fenka.io/reset"
 """Node annotation, written by users: indexes of cards that they have reset. It is removed once read."""
 _READ_ANNOTATIONS = frozenset(
-    (lease_records.REQUEST, lease_records.STATUS, lease_records.REFUSED, MIRROR, UNLIMITED_DRIVERS)
+    (
+        lease_records.REQUEST,
+        lease_records.STATUS,
+        lease_records.REFUSED,
+        lease_records.FINAL,
+        MIRROR,
+        UNLIMITED_DRIVERS,
+    )
 )
 
 

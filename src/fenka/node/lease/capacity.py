@@ -29,11 +29,12 @@ class ResizeRejected(FenkaError):
     """The resize is not possible now, and nothing has changed. The message is a sentence for the pod's user.
 
     kind: a name of the reason that stays the same while only its numbers change.
+    final: whether the same request can never be granted to this pod.
     """
 
-    def __init__(self, sentence: str, kind: str = "") -> None:
+    def __init__(self, sentence: str, kind: str = "", *, final: bool = False) -> None:
         super().__init__(sentence)
-        self.kind = kind or sentence
+        self.kind, self.final = kind or sentence, final
 
 
 def has_whole_cards(token: Token, cards: Collection[Card]) -> bool:

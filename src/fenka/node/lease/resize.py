@@ -14,6 +14,7 @@ from fenka.cluster.objects import Pod
 from fenka.core.request import InvalidRequest, Slice
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.lease_records import (
+    FINAL,
     REFUSED,
     REQUEST,
     STATUS,
@@ -113,10 +114,11 @@ class Resizer:
         except ResizeRejected as rejection:
             await self._transition(pod, ResizePlan(before, before), None)
             if self._report(pod.pod, rejection) or REFUSED not in pod.annotations:
-                await self._annotate(pod, {REFUSED: str(rejection)})
+                final = "true" if rejection.final else None
+                await self._annotate(pod, {REFUSED: str(rejection), FINAL: final})
         else:
             self._rejections.pop(pod.pod.metadata.uid, None)
-            await self._annotate(pod, {REFUSED: None})
+            await self._annotate(pod, {REFUSED: None, FINAL: None})
 
     def _in_force(self, pod: _PodPass) -> Sizes:
         return {name: self._files.in_force(name, lease) for name, lease in pod.leases.items()}
@@ -132,21 +134,26 @@ class Resizer:
         return True
 
     def _requested(self, pod: _PodPass, text: str, before: Sizes) -> Sizes:
-        node, after = self._allocations.expected(pod.claims).share.node, dict(before)
+        """Return the requested sizes. Raises ResizeRejected if they can never be granted."""
         try:
-            requests = decode_request(text, node.unit_mib)
-            if not pod.leases:
-                raise ResizeRejected("the pod holds whole cards: there is nothing to resize")
-            for name, token in requested_leases(requests, pod.leases, pod.pod).items():
-                lease, size = pod.leases[token], requests[name]
-                if lease.limits_mib:
-                    raise ResizeRejected(
-                        f"nothing limits container {lease.container}, since its node does not isolate: "
-                        f"there is nothing to resize"
-                    )
-                after[token] = resized(before[token], size.memory, size.compute, node)
-        except (InvalidRecord, InvalidRequest) as error:
-            raise ResizeRejected(str(error)) from None
+            return self._decoded(pod, text, before)
+        except (InvalidRecord, InvalidRequest, ResizeRejected) as error:
+            raise ResizeRejected(str(error), final=True) from None
+
+    def _decoded(self, pod: _PodPass, text: str, before: Sizes) -> Sizes:
+        """Return the requested sizes. Raises InvalidRecord, InvalidRequest, ResizeRejected."""
+        node, after = self._allocations.expected(pod.claims).share.node, dict(before)
+        requests = decode_request(text, node.unit_mib)
+        if not pod.leases:
+            raise ResizeRejected("the pod holds whole cards: there is nothing to resize")
+        for name, token in requested_leases(requests, pod.leases, pod.pod).items():
+            lease, size = pod.leases[token], requests[name]
+            if lease.limits_mib:
+                raise ResizeRejected(
+                    f"nothing limits container {lease.container}, since its node does not isolate: there is "
+                    "nothing to resize"
+                )
+            after[token] = resized(before[token], size.memory, size.compute, node)
         return after
 
     async def _transition(self, pod: _PodPass, plan: ResizePlan, request: str | None) -> None:

@@ -170,6 +170,22 @@ async def test_key_sorts_or_selects(keys: str, expected: list[str]) -> None:
         assert names(app) == expected
 
 
+@pytest.mark.parametrize("size", [(80, 10), (60, 8), (40, 6)])
+async def test_each_card_is_shown_when_the_terminal_becomes_small(size: tuple[int, int]) -> None:
+    """By its title alone, in one line: bars of the former width would wrap, and hide the next card."""
+    cards = [card(piece("a", FOUR), id=str(index), index=index) for index in range(2)]
+    app = TopScreen(lambda: once(world(line("a"), cards=cards)))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.pause()
+        await pilot.resize_terminal(*size)
+        await pilot.pause()
+        await pilot.pause()
+        strips = app.screen._compositor.render_strips()
+        rows = ["".join(part.text for part in strip) for strip in strips]
+        shown = [row.split()[0] for row in rows if "Tesla T4" in row]
+        assert (len(rows), shown) == (size[1], ["0", "1"])
+
+
 async def test_filter_keeps_what_it_names_until_escape() -> None:
     """By name or user; Enter leaves the field, Esc shows all again; q quits."""
     app = TopScreen(lambda: once(world(*PROGRAMS)))

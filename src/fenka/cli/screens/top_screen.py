@@ -32,6 +32,9 @@ Source = Callable[[], AsyncIterator[World]]
 
 UNKNOWN = "–"
 
+SMALL_LINES = 12
+"""A terminal with fewer lines shows cards and programs only; the first line has the number that waits."""
+
 USED, HELD, FREE = "█", "░", " "
 """Of a slice's bar: memory in use, memory that is held and not used, memory that nobody holds."""
 
@@ -114,14 +117,23 @@ def card_names(card: CardTile, width: int) -> Text:
     return line
 
 
-def cards_text(world: World, width: int) -> Text:
-    """Return all cards; of many nodes the sums."""
-    lines = list[Text]()
+def cards_text(world: World, width: int, height: int) -> Text:
+    """Return all cards; of many nodes the sums.
+
+    Args:
+        world: What is shown.
+        width: Cells of a line.
+        height: Lines of the terminal. If bars do not fit into half of them, each card has its title only.
+    """
+    lines, titles = list[Text](), list[Text]()
     for card in world.cards:
-        lines += [card_title(card), card_bar(card, width)]
+        titles.append(card_title(card))
+        lines += [titles[-1], card_bar(card, width)]
         lines += [card_names(card, width)] if card.slices else []
         if card.unleased:
             lines.append(Text(f"     {escape(card.unleased)}", _QUIET))
+    if len(lines) > height // 2:
+        lines = titles
     if not world.cards:
         lines.append(
             Text(f"{sum(node.cards for node in world.nodes)} cards on {len(world.nodes)} nodes")
@@ -188,7 +200,8 @@ class TopScreen(App[None]):
 
     CSS = """
     #summary, #cards, #waiting { height: auto; padding: 0 1; }
-    #cards { max-height: 50%; }
+    #card-lines { text-wrap: nowrap; text-overflow: ellipsis; }
+    #cards { max-height: 50%; min-height: 1; scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
     #waiting { max-height: 30%; border-top: solid $panel; }
     DataTable { height: 1fr; }
     Input { display: none; }
@@ -240,9 +253,12 @@ class TopScreen(App[None]):
         """Draw what is known."""
         if (world := self._world) is None:
             return
-        width = self.size.width - 2
+        # Without the padding and the place of the scroll bar.
+        width, height = self.size.width - 3, self.size.height
+        small = height < SMALL_LINES
+        self.query_one("#waiting").display = self.query_one(Footer).display = not small
         self.query_one("#summary", Static).update(summary(world))
-        self.query_one("#card-lines", Static).update(cards_text(world, width))
+        self.query_one("#card-lines", Static).update(cards_text(world, width, height))
         self.query_one("#waiting-lines", Static).update(waiting_text(world))
         table = self.query_one(DataTable)
         row = table.cursor_row
@@ -263,8 +279,8 @@ class TopScreen(App[None]):
         return sorted(chosen, key=_ORDERS[self._order])
 
     def on_resize(self) -> None:
-        """Draw the bars as wide as the terminal is now."""
-        self.show()
+        """Draw the bars as wide as the terminal is now: the app has the former size until the event ends."""
+        self.call_after_refresh(self.show)
 
     def action_order(self, key: SortKey) -> None:
         """Sort the programs."""

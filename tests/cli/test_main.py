@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -155,6 +156,24 @@ def test_time_is_seconds_when_it_has_no_unit(text: str, expected: float) -> None
 def test_share_is_read_when_it_ends_in_a_percent_sign(text: str, expected: int) -> None:
     """Screens show it so."""
     assert percent(text) == expected
+
+
+def test_help_of_the_dashboard_has_options_of_clusters_when_one_is_meant(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By an option, a variable, or a kubeconfig. On a workstation they mean nothing."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    here = fenka("dashboard", "-h").stdout
+    assert "--read-only" in here
+    assert "--prometheus" not in here
+    assert "11 more: `fenka dashboard --cluster --help`" in " ".join(here.split())
+    assert "--prometheus" in fenka("dashboard", "--cluster", "-h").stdout
+    monkeypatch.setenv("FENKA_WORLD", "cluster")
+    assert "--usage-file" in fenka("dashboard", "--help").stdout
+    monkeypatch.delenv("FENKA_WORLD")
+    (tmp_path / "absent").write_text("")
+    assert "--proxy-secret" in fenka("dashboard", "-h").stdout
 
 
 @pytest.mark.parametrize("words", [(), ("run",), ("admin",), ("admin", "mig")])

@@ -80,10 +80,10 @@ def test_table_shows_teams_and_the_rest(tmp_path: Path) -> None:
     assert (done.exit_code, done.stderr) == (0, "")
     assert [line.split() for line in done.stdout.splitlines()] == [
         ["TEAM", "CARD·H", "GIB·H", "USED", "BUSY·H", "COST"],
-        ["vision", "3.00", "12.62", "-", "-", "1.60", "EUR"],
-        ["idle", "3.00", "12.62", "-", "-", "1.05", "EUR"],
-        ["unobserved", "0.5", "2.10", "-", "-", "0.18", "EUR"],
-        ["total", "6.50", "27.35", "-", "-", "2.82", "EUR"],
+        ["vision", "3.000", "12.621", "-", "-", "1.60", "EUR"],
+        ["idle", "3.000", "12.621", "-", "-", "1.05", "EUR"],
+        ["unobserved", "0.500", "2.104", "-", "-", "0.18", "EUR"],
+        ["total", "6.500", "27.346", "-", "-", "2.82", "EUR"],
         ["recorded", "since", "2026-09-05"],
     ]
     assert cluster.asked == [{"since": "20700", "until": "20702", "by": "team"}]

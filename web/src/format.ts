@@ -38,9 +38,9 @@ export function span(seconds: number | null): string {
   return `${Math.floor(whole / 86_400)} d`;
 }
 
-/** Returns hours with two digits after the point; of small amounts two that are not zero. */
+/** Returns hours with three digits after the point, as `fenka usage` does. */
 export function amount(hours: number): string {
-  return hours >= 1 || hours === 0 ? hours.toFixed(2) : hours.toPrecision(2);
+  return hours > 0 && hours < 0.0005 ? "<0.001" : hours.toFixed(3);
 }
 
 export function money(cost: number, currency: string): string {

@@ -147,6 +147,13 @@ class ClusterTarget:
         return Target(cluster=True, kubeconfig=self.kubeconfig, context=self.context)
 
 
+def cluster_configured() -> bool:
+    """Return whether this machine has a kubeconfig, or this is a pod."""
+    named = os.environ.get("KUBECONFIG", "~/.kube/config").split(os.pathsep)
+    files = (Path(path).expanduser() for path in named if path)
+    return "KUBERNETES_SERVICE_HOST" in os.environ or any(file.is_file() for file in files)
+
+
 _CAMEL_CASE = re.compile(r"--[a-z]+(?:[A-Z][a-z]*)+")
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _PASS_ARGUMENTS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -230,10 +237,42 @@ def register(
     )
 
 
+ONLY_OF_CLUSTER = "ONLY_OF_CLUSTER"
+"""A class of options has this attribute if they mean nothing on a machine."""
+
+
 class _Command(TyperCommand):
-    """Parses options in arena's old spelling too."""
+    """Parses options in arena's old spelling too. The help of a machine has no options of clusters."""
+
+    _words: tuple[str, ...] = ()
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        parameters: list[Any] = list(self.params)
+        left_out = [
+            option
+            for option in parameters
+            if getattr(option, "rich_help_panel", None) == ONLY_OF_CLUSTER and not option.hidden
+        ]
+        if self._cluster_is_meant():
+            left_out = []
+        for option in left_out:
+            option.hidden = True
+        super().format_options(ctx, formatter)
+        for option in left_out:
+            option.hidden = False
+        if left_out:
+            formatter.write_paragraph()
+            formatter.write_text(
+                f"Those of a cluster are {len(left_out)} more: `{ctx.command_path} --cluster --help`."
+            )
+
+    def _cluster_is_meant(self) -> bool:
+        names = {word.partition("=")[0] for word in self._words}
+        chosen = bool(names & {"--cluster", "--kubeconfig", "--context"})
+        return chosen or os.environ.get("FENKA_WORLD") == "cluster" or cluster_configured()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        self._words = tuple(args)
         known = {name for option in self.params for name in option.opts}
         words = args[: args.index("--")] if "--" in args else args
         for number, word in enumerate(words):
@@ -315,6 +354,9 @@ def _expanded(
     fields: dict[str, tuple[Callable[..., object], list[str]]] = {}
     for parameter in inspect.signature(function).parameters.values():
         if options := _fields(parameter.annotation):
+            if getattr(parameter.annotation, ONLY_OF_CLUSTER, False):
+                for option in options:
+                    get_args(option.annotation)[1].rich_help_panel = ONLY_OF_CLUSTER
             fields[parameter.name] = parameter.annotation, [option.name for option in options]
         parameters += options or [parameter]
 

@@ -40,7 +40,7 @@ def _quota_row(row: QuotaView) -> tuple[str, ...]:
         row.user,
         f"{memory} MiB",
         _of(f"{row.cards:.3g}", row.cards_at_most),
-        _of(f"{row.card_hours:.3g}", row.card_hours_at_most),
+        _of(tables.hours_text(row.card_hours), row.card_hours_at_most),
         _time_limit(row),
     )
 

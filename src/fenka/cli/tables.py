@@ -151,3 +151,8 @@ def align_tabs(lines: Sequence[str]) -> list[str]:
                 aligned[column] = aligned[column].ljust(width)
             run = []
     return ["".join(row) for row in cells]
+
+
+def hours_text(hours: float) -> str:
+    """Return hours of a card or of a GiB with three digits after the point, on all screens."""
+    return "<0.001" if 0 < hours < 0.0005 else f"{hours:.3f}"

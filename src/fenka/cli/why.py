@@ -9,9 +9,9 @@ import typer
 
 from fenka.cli import cluster, tables
 from fenka.cli.admin.elastic import out_of_date
-from fenka.cli.common_options import NamespaceOption, OutputOption, Target
+from fenka.cli.common_options import NamespaceOption, OutputOption, Target, cluster_configured
 from fenka.cli.error_report import UserError
-from fenka.cli.world import cluster_configured, snapshot_here
+from fenka.cli.world import snapshot_here
 from fenka.cluster.explain import (
     PodExplanation,
     explain,

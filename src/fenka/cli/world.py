@@ -1,22 +1,13 @@
 """Which of two worlds a command is about: this machine with its daemon, or the kubeconfig's cluster."""
 
-import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fenka.cli.common_options import Target
+from fenka.cli.common_options import Target, cluster_configured
 from fenka.workstation import paths
 
 if TYPE_CHECKING:
     from fenka.workstation.protocol import MachineSnapshot
-
-
-def cluster_configured() -> bool:
-    """Return whether this machine has a kubeconfig, or this is a pod."""
-    named = os.environ.get("KUBECONFIG", "~/.kube/config").split(os.pathsep)
-    files = (Path(path).expanduser() for path in named if path)
-    return "KUBERNETES_SERVICE_HOST" in os.environ or any(file.is_file() for file in files)
 
 
 def _on_terminal() -> bool:

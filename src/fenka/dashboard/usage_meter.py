@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from aiohttp import web
@@ -53,6 +53,8 @@ class CannotRecord(FenkaError):
 
 class MeterOptions(msgspec.Struct, frozen=True):
     """How a cluster's usage is recorded. Raises FenkaError for values that are none."""
+
+    ONLY_OF_CLUSTER: ClassVar[bool] = True
 
     usage_file: Annotated[
         Path | None,

@@ -5,13 +5,13 @@ import sys
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
 import typer
 
-from fenka.cli.common_options import Target
-from fenka.cli.world import cluster_configured, snapshot_here
+from fenka.cli.common_options import Target, cluster_configured
+from fenka.cli.world import snapshot_here
 from fenka.dashboard.main import (
     Auth,
     CannotServe,
@@ -28,6 +28,8 @@ from fenka.workstation.client import DaemonUnavailable
 @dataclass(frozen=True, slots=True)
 class SignInOptions:
     """How viewers of a cluster sign in."""
+
+    ONLY_OF_CLUSTER: ClassVar = True
 
     auth: Annotated[
         Auth,
@@ -46,6 +48,8 @@ class SignInOptions:
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
     """Options of the page that only a cluster has."""
+
+    ONLY_OF_CLUSTER: ClassVar = True
 
     cluster_name: Annotated[
         str,
@@ -71,7 +75,13 @@ def dashboard(
     of_cluster: ClusterOptions,
     port: Annotated[
         int | None,
-        typer.Option("--port", min=1, max=65535, help="default: a free one, drawn at random"),
+        typer.Option(
+            "--port",
+            metavar="PORT",
+            min=1,
+            max=65535,
+            help="default: a free one, drawn at random",
+        ),
     ] = None,
     listen: Annotated[
         str, typer.Option("--listen", metavar="ADDRESS", help="IP address to listen on")

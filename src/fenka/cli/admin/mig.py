@@ -87,29 +87,41 @@ def list_instances(target: Target, output: OutputOption = "table") -> None:
         nodes = cluster.ask(target, _cluster_cards, cluster.explain_cluster_denial)
         if not tables.print_data(nodes, output):
             rows = [(node.name, *row) for node in nodes for row in _rows(node.cards)]
-            tables.print_lines(tables.align_to_terminal([("NODE", *COLUMNS), *rows]))
+            room = [line for node in nodes for line in _room(node.cards, node.name)]
+            table = tables.align_to_terminal([("NODE", *COLUMNS), *rows])
+            tables.print_lines([*table, *room])
         return
     cards = _cards()
     if not tables.print_data(cards, output):
-        tables.print_lines(tables.align_to_terminal([COLUMNS, *_rows(cards)]))
-        tables.print_lines([f"waits: {line}" for card in cards for line in card.waiting])
+        waits = [f"waits: {line}" for card in cards for line in card.waiting]
+        table = tables.align_to_terminal([COLUMNS, *_rows(cards)])
+        tables.print_lines([*table, *_room(cards), *waits])
 
 
-COLUMNS = ("CARD", "PROFILE", "MEMORY", "CORE", "OWNER", "HELD BY", "UUID")
+COLUMNS = ("CARD", "STATE", "PROFILE", "MEMORY", "CORE", "OWNER", "HELD BY", "UUID")
 
 
 def _rows(cards: Iterable[MigCardView]) -> Iterator[tuple[str, ...]]:
     for card in cards:
         if not card.enabled:
             state = "whole" if card.profiles else "no MIG"
-            yield str(card.index), state, "", "", "", "", card.uuid
+            yield str(card.index), state, "-", "-", "-", "-", "-", card.uuid
             continue
         for instance in card.instances:
             held = ",".join(instance.jobs) or ("-" if instance.owner == "fenka" else "?")
             place, core = f"{card.index}/{instance.start}", f"{instance.compute}%"
             memory = f"{instance.memory_mib}MiB"
-            yield place, instance.profile, memory, core, instance.owner, held, instance.uuid or "-"
-        yield str(card.index), f"free: {free_text(card.free)}", "", "", "", "", card.uuid
+            owner, uuid = instance.owner, instance.uuid or "-"
+            yield place, "instance", instance.profile, memory, core, owner, held, uuid
+        state = "has room" if card.free else "full"
+        yield str(card.index), state, "-", "-", "-", "-", "-", card.uuid
+
+
+def _room(cards: Iterable[MigCardView], node: str = "") -> Iterator[str]:
+    """Yield a line for each card with room for more instances."""
+    for card in cards:
+        if card.enabled and card.free:
+            yield f"room on card {card.index}{node and f' of {node}'}: {free_text(card.free)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ import msgspec
 import typer
 
 from fenka.cli import tables
-from fenka.cli.common_options import OutputOption, short_duration
+from fenka.cli.common_options import OutputOption, cluster_configured, short_duration
 from fenka.cli.workloads.arguments import AllNamespacesOption, JobTarget
 from fenka.cli.workloads.selection import open_backend
-from fenka.cli.world import cluster_configured, snapshot_here
+from fenka.cli.world import snapshot_here
 from fenka.jobs import notebook
 from fenka.views.workloads import ServiceVersion, Workload, WorkloadRow, workload_row
 from fenka.workstation import paths, protocol

@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 import typer
 
 from fenka.cli import tables
-from fenka.cli.common_options import Target, parse_duration
+from fenka.cli.common_options import Target, cluster_configured, parse_duration
 from fenka.cli.error_report import UserError, print_error
-from fenka.cli.world import cluster_configured, snapshot_here
+from fenka.cli.world import snapshot_here
 from fenka.core.errors import INVALID_INPUT
 from fenka.core.metering import DAY_S
 from fenka.history.series import UsageGroup
@@ -162,18 +162,13 @@ def _table(rows: Sequence[UsageRow], by: UsageGroup, currency: str) -> list[list
     priced = any(row.cost is not None for row in rows)
     columns = {
         by.upper(): lambda row: row.name or row.kind.value,
-        "CARD·H": lambda row: _number(row.card_hours),
-        "GIB·H": lambda row: _number(row.held_gib_hours),
+        "CARD·H": lambda row: tables.hours_text(row.card_hours),
+        "GIB·H": lambda row: tables.hours_text(row.held_gib_hours),
         "USED": lambda row: "-" if row.used_share is None else f"{row.used_share:.0%}",
-        "BUSY·H": lambda row: "-" if row.busy_hours is None else _number(row.busy_hours),
+        "BUSY·H": lambda row: "-" if row.busy_hours is None else tables.hours_text(row.busy_hours),
     }
     if by == "job":
         columns = {"JOB": columns["JOB"], "OWNER": lambda row: row.owner or "-", **columns}
     if priced:
         columns["COST"] = lambda row: "-" if row.cost is None else f"{row.cost:.2f} {currency}"
     return tables.tabulate(rows, columns)
-
-
-def _number(amount: float) -> str:
-    """Return two digits after the point; of small amounts three that are not zero."""
-    return f"{amount:.2f}" if amount >= 1 or not amount else f"{amount:.3g}"

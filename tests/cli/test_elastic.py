@@ -215,11 +215,13 @@ def test_nodes_need_no_autoscaler(tmp_path: Path) -> None:
     cordoned = sharing("parked")
     cordoned["spec"]["unschedulable"] = True
     held = pod("a", units(4), node="own", annotations=on_card(0, 4))
-    server = FakeApiServer.of(nodes=[sharing("own"), cordoned], pods=[held])
+    bare = node("bare", labels={"gpushare": "true"})
+    server = FakeApiServer.of(nodes=[sharing("own"), cordoned, bare], pods=[held])
     result = run(server, tmp_path, "nodes")
     assert (result.exit_code, result.stderr) == (0, "")
     assert [line.split() for line in result.stdout.splitlines()] == [
         ["NAME", "AGE", "CARDS", "FREE", "STATE"],
+        ["bare", "-", "-", "-", "ready,", "offers", "no", "cards"],
         ["own", "-", "1", "10/14", "ready"],
         ["parked", "-", "1", "14/14", "ready,", "cordoned"],
     ]

@@ -46,7 +46,8 @@ def test_each_node_has_its_reason_when_the_pod_does_not_fit() -> None:
         "crowded": ["has 1 of 1 pods"],
         "fits": [],
         "labelled": [
-            "is labelled to share, but its kubelet offers no aliyun.com/gpu-mem: see fenka's node pod"
+            "is labelled to share, but its kubelet offers no aliyun.com/gpu-mem: the node's events and "
+            "the log of fenka's node pod there say why"
         ],
         "plain": ["shares no GPU (aliyun.com/gpu-mem is 0)"],
         "sick": ["card 0: cordoned", "card 1: too little memory (2 of 14 units free)"],

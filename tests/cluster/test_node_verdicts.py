@@ -314,7 +314,8 @@ def test_node_fits_exactly_when_the_scheduler_would_place_the_pod(
         (node("a"), "shares no GPU (aliyun.com/gpu-mem is 0)", False),
         (
             node("a", labels={"gpushare": "true"}),
-            "is labelled to share, but its kubelet offers no aliyun.com/gpu-mem: see fenka's node pod",
+            "is labelled to share, but its kubelet offers no aliyun.com/gpu-mem: the node's events and "
+            "the log of fenka's node pod there say why",
             False,
         ),
         (

@@ -24,6 +24,7 @@ from fenka.cluster.objects import QUEUE_GATE, Event, Node, Pod, seconds
 from fenka.cluster.placement import Feasible, PodEvaluator, never_fits_instances
 from fenka.cluster.pod_groups import group_name
 from fenka.cluster.state import ClusterSnapshot, PodAllocation
+from fenka.cluster.unoffered_nodes import UNOFFERED
 from fenka.cluster.unstarted_pods import unstarted
 from fenka.core.evaluate import never_fits
 from fenka.core.inventory import Node as CoreNode
@@ -289,7 +290,7 @@ class _SharedCards(_Evaluation):
         except InvalidRecord as why:
             return str(why)
         if labelled:
-            return f"is labelled to share, but its kubelet offers no {gpushare.MEMORY}: see fenka's node pod"
+            return f"is labelled to share, but {UNOFFERED}"
         return f"shares no GPU ({gpushare.MEMORY} is 0)"
 
     def _too_few_units(self, node: Node) -> list[str]:

@@ -90,6 +90,11 @@ class EventRecorder:
             await self._write(*pending)
             self._writing = False
 
+    async def flush(self) -> None:
+        """Write all recorded events, where `run` does not run."""
+        while not self._queue.empty():
+            await self._write(*self._queue.get_nowait())
+
     @property
     def idle(self) -> bool:
         """Return whether everything recorded so far was written or dropped."""

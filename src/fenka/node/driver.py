@@ -29,17 +29,25 @@ _Value = TypeVar("_Value")
 
 
 class NodeDriver:
-    """Where the driver is, and how its parts are made.
-
-    library: the native libraries, prepared for leases. host: the node's root. simulated: the simulated
-    node's directory; None for real cards. driver_root: where the options say that the driver is.
-    """
+    """Where the driver is, and how its parts are made."""
 
     def __init__(
-        self, library: Path, host: Path, simulated: Path | None, driver_root: str = ""
+        self,
+        library: Path,
+        host: Path,
+        simulated: Path | None,
+        driver_root: str = "",
+        on_missing: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """Args:
+        library: the native libraries, prepared for leases.
+        host: the node's root.
+        simulated: the simulated node's directory; None for real cards.
+        driver_root: where the options say that the driver is.
+        on_missing: receives the reason each time that the driver cannot be opened.
+        """
         self._library, self._host, self._simulated = library, host, simulated
-        self._driver_root = driver_root
+        self._driver_root, self._on_missing = driver_root, on_missing
 
     @property
     def libraries(self) -> Path | None:
@@ -55,7 +63,9 @@ class NodeDriver:
             # Through this program's own copy of the driver: the original is in another container.
             os.environ["FENKA_SIMULATED_NODE"] = str(self._simulated)
             _wait_for(SimulatedNode(self._simulated))
-        hardware = _retry(lambda: Hardware(lambda: Driver.open(self.libraries)), NoDriver)
+        hardware = _retry(
+            lambda: Hardware(lambda: Driver.open(self.libraries)), NoDriver, self._on_missing
+        )
         if self._simulated is None:
             _make_mig_files()
         with contextlib.closing(hardware):
@@ -144,7 +154,11 @@ def _wait_for(node: SimulatedNode) -> None:
         time.sleep(_POLL_S)
 
 
-def _retry(make: Callable[[], _Value], error: type[Exception]) -> _Value:
+def _retry(
+    make: Callable[[], _Value],
+    error: type[Exception],
+    on_failure: Callable[[str], None] = lambda _: None,
+) -> _Value:
     """Call a function until it succeeds. Each reason for a failure is logged once."""
     logged = ""
     while True:
@@ -154,4 +168,5 @@ def _retry(make: Callable[[], _Value], error: type[Exception]) -> _Value:
             if logged != str(reason):
                 logged = str(reason)
                 _LOG.warning("waiting: %s", logged)
+            on_failure(logged)
             time.sleep(RETRY_S)

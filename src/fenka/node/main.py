@@ -14,6 +14,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,6 +48,7 @@ from fenka.node.monitor.usage import Usage
 from fenka.node.node_api import NodeApi
 from fenka.node.program import Edges, Program, assemble
 from fenka.node.spot import ALIBABA, AWS, MetadataClient, SpotFollower
+from fenka.node.start_report import NOT_SERVING, Patience, report
 from fenka.procfs import boot_id, mounts
 from fenka.server.listener import listening_socket
 from fenka.server.pod_spans import sent_to
@@ -233,10 +235,18 @@ _Value = TypeVar("_Value")
 
 
 def run(config: NodeConfig) -> None:
-    """Serve until told to stop.
+    """Serve until told to stop. An error that keeps the node from sharing cards is also an event there.
 
     Raises FenkaError, FileNotFoundError.
     """
+    try:
+        _run(config)
+    except PreflightError as why:
+        report(config.kubeconfig, config.name, str(why))
+        raise
+
+
+def _run(config: NodeConfig) -> None:
     # Both raise before anything is changed.
     parse_unit(config.unit)
     _metadata_clients(config)
@@ -246,7 +256,10 @@ def run(config: NodeConfig) -> None:
     library = install_native(config.state / "lib", lease_files.prepare_library)
     # Also a copy that was made before SELinux was switched on.
     admit_containers(library)
-    driver = NodeDriver(library, config.host_root, config.simulated, config.driver_root)
+    patience = Patience(partial(report, config.kubeconfig, config.name))
+    driver = NodeDriver(
+        *(library, config.host_root, config.simulated, config.driver_root), patience.failed
+    )
     with driver.open() as hardware, contextlib.ExitStack() as locks:
         health = CardHealth(
             hardware,
@@ -329,6 +342,7 @@ async def _serve(
             cards.listen(lambda: XidListener(hardware)),
             SpotFollower(api, _metadata_clients(config), config.spot_notices).run(),
             _warn_of_runtime(config, api),
+            report_unregistered(api, lambda: program.agent.problem),
         )
         async with _serve_probes(config, program, exporter), working_until(stop, *work):
             await program.agent.drain()
@@ -364,6 +378,28 @@ async def _warn_of_runtime(config: NodeConfig, api: NodeApi) -> None:
         if config.simulated is None and (warning := nvidia_by_default(config.host_root)):
             api.node_event("FenkaRuntime", warning)
         await asyncio.sleep(_WARN_EVERY_S)
+
+
+async def report_unregistered(
+    api: NodeApi,
+    problem: Callable[[], str],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Write an event on the Node if the kubelet does not know the node's devices for a while.
+
+    Args:
+        api: this node's objects.
+        problem: returns why the program is not ready; empty if it is.
+        clock: seconds, monotonic.
+        sleep: waits for a number of seconds.
+    """
+    patience = Patience(
+        lambda reason: api.node_event(NOT_SERVING, f"fenka: no cards are offered: {reason}"), clock
+    )
+    while True:
+        await sleep(RETRY_S)
+        patience.failed(problem() if api.synced else "")
 
 
 async def _retry(request: Callable[[], Awaitable[_Value]]) -> _Value:

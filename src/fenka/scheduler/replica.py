@@ -31,6 +31,7 @@ from fenka.scheduler.extender import Extender
 from fenka.scheduler.informers import ClusterInformers
 from fenka.scheduler.queue_controller import QueueController
 from fenka.scheduler.refused_pods import RefusedPods
+from fenka.scheduler.silent_nodes import SilentNodes
 from fenka.scheduler.unstarted_evictions import UnstartedEvictions
 from fenka.scheduler.workload_learner import WorkloadLearner, learning_policy
 from fenka.server.program import ReplicaName
@@ -309,6 +310,7 @@ class SchedulerReplica:
         yield controllers.Descheduler(
             api, cluster, self._pods, self.gangs, recorder, self._is_leading, sleep=sleep
         )
+        yield SilentNodes(cluster, recorder, self._is_leading, clock=self._clock, sleep=sleep)
         yield controllers.PinTimer(cluster, self._pods, clock=self._clock, sleep=sleep)
         yield controllers.SpotTimer(cluster, now=self._now, sleep=sleep)
         if isinstance(self._policy, TargetPolicy):

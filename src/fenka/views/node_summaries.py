@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from fenka.cluster import autoscaling
 from fenka.cluster.objects import Node, Pod, seconds
-from fenka.cluster.state import ClusterSnapshot
+from fenka.cluster.state import ClusterSnapshot, ClusterState
+from fenka.cluster.unoffered_nodes import offers_nothing
 from fenka.core.mig.instances import usable_mib
 from fenka.core.units import mib_to_units
 from fenka.views.mig_rows import usable_units
@@ -22,6 +23,9 @@ WITHOUT_NODE: Mapping[autoscaling.OrderState, str] = {
     "ending": "ending",
 }
 """States of slots without a Node, by the slot's state."""
+
+OFFERS_NOTHING = "offers no cards"
+"""State of a node that is labelled to share cards, beside its readiness."""
 
 UNREPORTED = autoscaling.ElasticNodeStatus(group="", state="not reported yet", since=0)
 """Of a node that the leader has not seen yet."""
@@ -41,6 +45,7 @@ class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
             it offers its cards.
         total: in the same measure.
         state: of a group's node in the words of `NodeStatus`; else whether it is ready and not cordoned.
+            OFFERS_NOTHING follows for a node that is labelled to share cards and offers none.
         since: of the state.
     """
 
@@ -69,7 +74,7 @@ def summarize_nodes(
     for node in snapshot.nodes:
         name = node.metadata.name
         elastic = autoscaling.GROUP in node.metadata.labels or name in status.nodes
-        known = status.nodes.get(name, UNREPORTED) if elastic else _own_status(node)
+        known = status.nodes.get(name, UNREPORTED) if elastic else _own_status(node, snapshot.state)
         row = _node(node, _cards(snapshot, node, pods.get(name, [])), known)
         rows.append(row if row.cards else replace(row, cards=planned.get(row.order)))
     names = {node.metadata.name for node in snapshot.nodes}
@@ -89,9 +94,11 @@ def summarize_row(row: NodeRow) -> NodeSummary:
     )
 
 
-def _own_status(node: Node) -> autoscaling.ElasticNodeStatus:
+def _own_status(node: Node, cluster: ClusterState) -> autoscaling.ElasticNodeStatus:
     """Return the state of a node that no group has."""
     state = _readiness(ready=node.ready, schedulable=not node.spec.unschedulable)
+    if offers_nothing(node, cluster):
+        state += f", {OFFERS_NOTHING}"
     return autoscaling.ElasticNodeStatus(group="", state=state, since=0)
 
 

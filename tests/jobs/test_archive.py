@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fenka.core.request import InvalidRequest
-from fenka.jobs.collection import pack
+from fenka.jobs.archive import pack
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from fenka.core.request import InvalidRequest
-from fenka.jobs.collection import Contents, collect, split_credentials
+from fenka.jobs.collection import Contents, collect
 from fenka.jobs.manifests.training_manifest import render
+from fenka.jobs.repository import split_credentials
 from fenka.jobs.training import TrainingSpec
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.jobs.collection import CLONE, clone_variables, current_commit, failure_reason
+from fenka.jobs.repository import CLONE, clone_variables, current_commit, failure_reason
 from fenka.jobs.training import TrainingSpec
 
 CREDENTIALS = {"GIT_SYNC_USERNAME": "alice", "GIT_SYNC_PASSWORD": "a\\nb=c"}

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.jobs import training as jobs_training
-from fenka.jobs.training import RoleName, TensorFlowRole, TrainingSpec
+from fenka.jobs import roles
+from fenka.jobs.roles import RoleName
+from fenka.jobs.training import TensorFlowRole, TrainingSpec
 from fenka.jobs.workload import RoleSpec
 from fenka.views.workloads import TRAINERS, instance_name
 
@@ -51,15 +52,13 @@ def test_roles_are_those_of_the_framework(
     spec: TrainingSpec, expected: list[tuple[str, int, bool]]
 ) -> None:
     """Test that roles are those of the framework."""
-    assert [
-        (role.name, role.replicas, role.chief) for role in jobs_training.roles(spec)
-    ] == expected
+    assert [(role.name, role.replicas, role.chief) for role in roles.roles(spec)] == expected
 
 
 def test_only_workers_have_cards_when_other_roles_request_none() -> None:
     """Test that only workers have cards when other roles request none."""
     spec = training("tensorflow", gpu_mem="4", cpu="1", workers=2, ps=PS, chief=ONE)
-    by_name = {role.name: role for role in jobs_training.roles(spec)}
+    by_name = {role.name: role for role in roles.roles(spec)}
     assert by_name["worker"].gpu == spec.gpu
     assert by_name["ps"].gpu is None
     assert by_name["ps"].resources == RoleSpec(image="i", cpu="2")
@@ -68,7 +67,7 @@ def test_only_workers_have_cards_when_other_roles_request_none() -> None:
 
 def test_launcher_has_neither_cards_nor_the_workers_processors() -> None:
     """Test that launcher has neither cards nor the workers processors."""
-    launcher, worker = jobs_training.roles(training("mpi", gpus=1, cpu="4", selector={"a": "b"}))
+    launcher, worker = roles.roles(training("mpi", gpus=1, cpu="4", selector={"a": "b"}))
     assert launcher.resources == RoleSpec(image="i", selector={"a": "b"})
     assert worker.resources == RoleSpec(image="i", gpus=1, cpu="4", selector={"a": "b"})
     assert not worker.runs_command
@@ -77,15 +76,15 @@ def test_launcher_has_neither_cards_nor_the_workers_processors() -> None:
 def test_workers_own_options_replace_those_of_the_training() -> None:
     """Test that workers own options replace those of the training."""
     spec = training("tensorflow", workers=2, cpu="1", worker=RoleSpec(image="w", memory="1Gi"))
-    (worker,) = jobs_training.roles(spec)
+    (worker,) = roles.roles(spec)
     assert worker.resources == RoleSpec(image="w", cpu="1", memory="1Gi")
 
 
 def test_tf_config_names_all_but_the_evaluator() -> None:
     """Test that tf config names all but the evaluator."""
     spec = training("tensorflow", workers=2, ps=ONE, chief=ONE, evaluator=ONE)
-    worker = next(role for role in jobs_training.roles(spec) if role.name == "worker")
-    variables = jobs_training.environment(spec, worker, "$(FENKA_INDEX)", host, port)
+    worker = next(role for role in roles.roles(spec) if role.name == "worker")
+    variables = roles.environment(spec, worker, "$(FENKA_INDEX)", host, port)
     assert variables["TF_CONFIG"] == (
         '{"cluster": {"chief": ["j-chief-0-0.j:2222"], '
         '"worker": ["j-worker-0-0.j:2222", "j-worker-0-1.j:2222"], "ps": ["j-ps-0-0.j:2222"]}, '
@@ -106,8 +105,8 @@ def test_tf_config_names_all_but_the_evaluator() -> None:
 def test_torchrun_needs_no_options(fields: dict[str, object], master: str, nproc: str) -> None:
     """Test that torchrun needs no options."""
     spec = training("pytorch", **fields)
-    (worker,) = jobs_training.roles(spec)
-    assert jobs_training.environment(spec, worker, "1", host, port) == {
+    (worker,) = roles.roles(spec)
+    assert roles.environment(spec, worker, "1", host, port) == {
         "FENKA_JOB": "j",
         "workers": str(spec.workers),
         "gpus": str(spec.gpus),
@@ -129,20 +128,18 @@ def test_torchrun_needs_no_options(fields: dict[str, object], master: str, nproc
 )
 def test_slots_are_the_cards_of_a_worker(fields: dict[str, object], slots: int) -> None:
     """Test that slots are the cards of a worker."""
-    assert jobs_training.slots(training("mpi", **fields)) == slots
+    assert roles.slots(training("mpi", **fields)) == slots
 
 
 def test_hostfile_has_the_form_of_each_mpi() -> None:
     """Test that hostfile has the form of each mpi."""
-    assert jobs_training.hostfile(["a", "b"], 2, hydra=False) == "a slots=2\nb slots=2\n"
-    assert jobs_training.hostfile(["a", "b"], 2, hydra=True) == "a:2\nb:2\n"
+    assert roles.hostfile(["a", "b"], 2, hydra=False) == "a slots=2\nb slots=2\n"
+    assert roles.hostfile(["a", "b"], 2, hydra=True) == "a:2\nb:2\n"
 
 
 def test_both_mpis_start_their_daemons_by_the_agent() -> None:
     """Test that both mpis start their daemons by the agent."""
-    variables = jobs_training.mpi_environment(
-        *map(PurePosixPath, ("/m/agent", "/m/hosts", "/m/hydra"))
-    )
+    variables = roles.mpi_environment(*map(PurePosixPath, ("/m/agent", "/m/hosts", "/m/hydra")))
     assert variables["OMPI_MCA_plm_rsh_agent"] == variables["HYDRA_LAUNCHER_EXEC"] == "/m/agent"
     assert variables["OMPI_MCA_orte_default_hostfile"] == "/m/hosts"
     assert variables["HYDRA_HOST_FILE"] == "/m/hydra"
@@ -168,12 +165,12 @@ def test_every_training_has_one_chief_and_different_members(
     spec.validate()
     members = [
         instance_name("j", TRAINERS[kind], role.name, index)
-        for role in jobs_training.roles(spec)
+        for role in roles.roles(spec)
         for index in range(role.replicas)
     ]
     assert len(set(members)) == len(members) == workers + (kind == "mpi") + ps + chief + evaluator
-    assert [role.chief for role in jobs_training.roles(spec)].count(True) == 1
-    assert jobs_training.roles(spec)[0].chief
+    assert [role.chief for role in roles.roles(spec)].count(True) == 1
+    assert roles.roles(spec)[0].chief
 
 
 def test_number_of_cards_is_the_workers_in_every_role() -> None:
@@ -182,6 +179,6 @@ def test_number_of_cards_is_the_workers_in_every_role() -> None:
         training("mpi", workers=2, gpus=1),
         training("tensorflow", workers=2, gpus=1, ps=ONE, chief=TensorFlowRole(gpus=3, replicas=1)),
     ):
-        for role in jobs_training.roles(spec):
-            variables = jobs_training.environment(spec, role, "0", host, port)
+        for role in roles.roles(spec):
+            variables = roles.environment(spec, role, "0", host, port)
             assert (variables["workers"], variables["gpus"]) == ("2", "1")

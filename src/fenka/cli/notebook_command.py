@@ -24,7 +24,7 @@ from fenka.jobs import notebook as jupyter
 from fenka.jobs.job_spec import generate_name
 from fenka.jobs.notebook_spec import NotebookSpec, validate_idle
 from fenka.jobs.processes import run_attached
-from fenka.jobs.workload import parse_fields
+from fenka.jobs.text_fields import parse_fields
 from fenka.local import lease_jobs, runs
 from fenka.local.launch import Launcher
 from fenka.local.records import NOTEBOOKS, NotebookRecord

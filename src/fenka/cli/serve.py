@@ -23,7 +23,7 @@ from fenka.cli.workloads.show import get, list_services
 from fenka.cli.workloads.waiting import wait_until_available
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.service import ServiceKind, ServiceSpec
-from fenka.jobs.workload import merge, parse_fields
+from fenka.jobs.text_fields import merge, parse_fields
 
 _KINDS: dict[ServiceKind, tuple[str, tuple[str, ...]]] = {
     "custom": ("a program of one's own", ()),

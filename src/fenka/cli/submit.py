@@ -12,8 +12,8 @@ from fenka.cli.error_report import print_error, print_progress, report_errors
 from fenka.cli.startup import no_collection
 from fenka.cli.workloads.arguments import TYPE_NAMES, report_submission
 from fenka.cli.world import runs_here
+from fenka.jobs.text_fields import parse_fields
 from fenka.jobs.training import TrainingKind, TrainingSpec
-from fenka.jobs.workload import parse_fields
 from fenka.views.workloads import TRAINERS
 
 _SUMMARIES: dict[TrainingKind, str] = {

@@ -18,8 +18,9 @@ from fenka.cli.common_options import Target, modern_option, register
 from fenka.cli.error_report import UserError
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.service import ServiceSpec
+from fenka.jobs.text_fields import merge, read_file
 from fenka.jobs.training import TrainingSpec
-from fenka.jobs.workload import RoleSpec, merge, read_file
+from fenka.jobs.workload import RoleSpec
 
 FileOption = Annotated[
     Path | None,

@@ -21,11 +21,12 @@ from pathlib import Path, PurePosixPath
 from fenka import procfs
 from fenka.core.errors import FAILURE, FenkaError
 from fenka.core.request import InvalidRequest
-from fenka.jobs import collection, job_spec, training
+from fenka.jobs import archive, job_spec, repository, roles
 from fenka.jobs.job_spec import GpuResources, JobSpec
 from fenka.jobs.local_ports import LOOPBACK
 from fenka.jobs.notebook import listens
-from fenka.jobs.training import Role, RoleName, TrainingSpec
+from fenka.jobs.roles import Role, RoleName
+from fenka.jobs.training import TrainingSpec
 from fenka.jobs.workload import RoleSpec
 from fenka.local import workload
 from fenka.local.records import OWN, TrainingRecord
@@ -72,7 +73,7 @@ class Process:
 
 def processes(spec: TrainingSpec) -> list[Process]:
     """Return the processes of a training, the chief first. Raises InvalidRequest."""
-    all_roles = training.roles(spec)
+    all_roles = roles.roles(spec)
     number = sum(role.replicas for role in all_roles)
     if number > job_spec.MAX_MEMBERS:
         raise InvalidRequest(
@@ -137,7 +138,7 @@ def environment(
         ports: The ports on which processes serve the others.
         restarts: How often the processes were started again.
     """
-    variables = training.environment(
+    variables = roles.environment(
         spec,
         process.role,
         str(process.index),
@@ -190,13 +191,13 @@ def bring(spec: TrainingSpec, credentials: Mapping[str, str], directory: Path, l
 
 
 def _clone(spec: TrainingSpec, credentials: Mapping[str, str], target: Path, log: Path) -> None:
-    variables = collection.clone_variables(spec, str(target), "", credentials=bool(credentials))
+    variables = repository.clone_variables(spec, str(target), "", credentials=bool(credentials))
     environment = {**os.environ, **credentials, **variables}
     log.parent.mkdir(mode=0o700, parents=True)
     with log.open("w+b") as output:
         try:
             done = subprocess.run(
-                ["sh", "-c", collection.CLONE],
+                ["sh", "-c", repository.CLONE],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -210,13 +211,13 @@ def _clone(spec: TrainingSpec, credentials: Mapping[str, str], target: Path, log
         output.seek(0)
         printed = output.read().decode(errors="replace")
     if done.returncode:
-        reason = collection.failure_reason(printed) or f"it ended with {done.returncode}"
+        reason = repository.failure_reason(printed) or f"it ended with {done.returncode}"
         raise CodeNotFetched(f"git cannot fetch {spec.sync_source}: {reason}")
 
 
 def _copy(source: Path, target: Path) -> None:
     """Copy what git would not ignore: the same files as to a cluster, and of any size."""
-    for name in map(os.fsdecode, collection.files(source)):
+    for name in map(os.fsdecode, archive.files(source)):
         if (source / name).is_dir():
             continue  # a submodule
         (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -265,9 +266,9 @@ def prepare_mpi(record: TrainingRecord, directory: Path, workers: Sequence[str])
     (place / "key").touch(mode=0o600)
     (place / "key").write_text(secrets.token_hex(32))
     hosts = [_mpi_host(worker) for worker in workers]
-    slots = training.slots(record.spec)
-    (place / "hosts").write_text(training.hostfile(hosts, slots, hydra=False))
-    (place / "hydra-hosts").write_text(training.hostfile(hosts, slots, hydra=True))
+    slots = roles.slots(record.spec)
+    (place / "hosts").write_text(roles.hostfile(hosts, slots, hydra=False))
+    (place / "hydra-hosts").write_text(roles.hostfile(hosts, slots, hydra=True))
     remove_mpi_sockets(record)
     _mpi_sockets(record).mkdir(mode=0o700)
     for worker in workers:
@@ -287,7 +288,7 @@ def mpi_agent_command(directory: Path, worker: str) -> list[str]:
 def mpi_launcher_environment(record: TrainingRecord, directory: Path) -> dict[str, str]:
     """Return the variables of the process that calls mpirun."""
     place = PurePosixPath(_mpi_files(directory))
-    variables = training.mpi_environment(place / "agent", place / "hosts", place / "hydra-hosts")
+    variables = roles.mpi_environment(place / "agent", place / "hosts", place / "hydra-hosts")
     return {
         **variables,
         **_LOOPBACK,

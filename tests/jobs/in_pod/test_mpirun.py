@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 import psutil
 import pytest
 
-from fenka.jobs import in_pod, training
+from fenka.jobs import in_pod, roles
 from tests.waiting import wait_until
 
 FILES = Path(next(iter(in_pod.__path__)))
@@ -68,8 +68,8 @@ def hosts(mpi: str, directory: Path, number: int, slots: int = 1) -> Iterator[Cl
     (directory / "agent").chmod(0o755)
     (directory / "key").write_text(secrets.token_hex(32))
     names = [f"host-{index}" for index in range(number)]
-    (directory / "hosts").write_text(training.hostfile(names, slots, hydra=False))
-    (directory / "hydra").write_text(training.hostfile(names, slots, hydra=True))
+    (directory / "hosts").write_text(roles.hostfile(names, slots, hydra=False))
+    (directory / "hydra").write_text(roles.hostfile(names, slots, hydra=True))
     base = PurePosixPath(directory)
     sockets = directory / "sockets"
     sockets.mkdir()
@@ -77,7 +77,7 @@ def hosts(mpi: str, directory: Path, number: int, slots: int = 1) -> Iterator[Cl
         **os.environ,
         # Not a version manager's script in front of it.
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        **training.mpi_environment(base / "agent", base / "hosts", base / "hydra"),
+        **roles.mpi_environment(base / "agent", base / "hosts", base / "hydra"),
         "HYDRA_IFACE": "lo",
         "OMPI_MCA_btl_tcp_if_include": "lo",
         "OMPI_MCA_oob_tcp_if_include": "lo",

@@ -19,7 +19,7 @@ from fenka.cluster.training_objects import DEPLOYMENTS_API, JOB, JOBS_API, JOBSE
 from fenka.core.errors import FenkaError
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.registry import WITH_HAMI
-from fenka.jobs import training
+from fenka.jobs import roles
 from fenka.jobs.job_spec import GpuResources
 from fenka.jobs.manifests.card_requests import requires_hami
 from fenka.jobs.manifests.common import ENFORCED, Manifest, secured
@@ -91,7 +91,7 @@ async def check(api: Api, namespace: str, spec: TrainingSpec) -> tuple[bool, boo
     claims = {claim for claim, _ in spec.mounts}
     jobset, hami, _ = await asyncio.gather(
         _has_jobset(api, spec),
-        _reads_hami(api, [role.gpu for role in training.roles(spec)]),
+        _reads_hami(api, [role.gpu for role in roles.roles(spec)]),
         asyncio.gather(
             _check_name(api, namespace, spec.name),
             _check_priority(api, BACKFILL_CLASS if spec.backfill else spec.priority),
@@ -103,7 +103,7 @@ async def check(api: Api, namespace: str, spec: TrainingSpec) -> tuple[bool, boo
 
 async def _has_jobset(api: Api, spec: TrainingSpec) -> bool:
     # One process is a Job, whatever the cluster has. A request less is a connection less.
-    if sum(role.replicas for role in training.roles(spec)) == 1:
+    if sum(role.replicas for role in roles.roles(spec)) == 1:
         return True
     return await if_accepted(api.get(JOBSETS_API, msgspec.Raw)) is not None
 
@@ -239,7 +239,7 @@ def _mounting_pods(spec: TrainingSpec) -> int:
     """Return how many pods mount the claims."""
     return sum(
         role.replicas
-        for role in training.roles(spec)
+        for role in roles.roles(spec)
         if spec.mounts_on_launcher or not (spec.kind == "mpi" and role.chief)
     )
 

@@ -18,8 +18,8 @@ from typing import Literal
 from fenka.cluster import pod_groups, training_objects
 from fenka.cluster.objects import BACKFILL_CLASS
 from fenka.core.request import InvalidRequest
-from fenka.jobs import training
-from fenka.jobs.collection import CLONE, GIT_CREDENTIALS, Contents, clone_variables
+from fenka.jobs import roles
+from fenka.jobs.collection import Contents
 from fenka.jobs.manifests import common
 from fenka.jobs.manifests.card_requests import card_request
 from fenka.jobs.manifests.common import (
@@ -42,7 +42,9 @@ from fenka.jobs.manifests.common import (
     without_empty,
     workspace_volumes,
 )
-from fenka.jobs.training import Role, RoleName, TrainingSpec
+from fenka.jobs.repository import CLONE, GIT_CREDENTIALS, clone_variables
+from fenka.jobs.roles import Role, RoleName
+from fenka.jobs.training import TrainingSpec
 from fenka.views.workloads import TRAINERS
 
 INIT_CONTAINER = "init-code"
@@ -143,7 +145,7 @@ def launcher_environment() -> dict[str, str]:
 
     Without the interface, MPICH's daemons are told a host name of the launcher that nothing resolves.
     """
-    variables = training.mpi_environment(common.AGENT, common.HOSTS, common.HYDRA_HOSTS)
+    variables = roles.mpi_environment(common.AGENT, common.HOSTS, common.HYDRA_HOSTS)
     return variables | {"HYDRA_IFACE": "eth0"}
 
 
@@ -168,13 +170,13 @@ def mpi_volume(spec: TrainingSpec) -> MountedVolume:
 
 def dependents(spec: TrainingSpec, contents: Contents, hosts: list[str]) -> list[Manifest]:
     """Return the ConfigMap and the Secret of the agents. hosts: the workers' addresses."""
-    slots = training.slots(spec)
+    slots = roles.slots(spec)
     name, labels = common.object_name(spec, "mpi"), common.labels(spec)
     files = {
         "agent": _file("mpi_agent.sh"),
         "agent.py": _file("mpi_agent.py"),
-        "hosts": training.hostfile(hosts, slots, hydra=False),
-        "hydra-hosts": training.hostfile(hosts, slots, hydra=True),
+        "hosts": roles.hostfile(hosts, slots, hydra=False),
+        "hydra-hosts": roles.hostfile(hosts, slots, hydra=True),
     }
     secrets = {"key": contents.key}
     if contents.ssh_keys:
@@ -261,7 +263,7 @@ class Rendering:
     def port(self, role: RoleName, _index: int) -> int:
         """Return the port on which a process serves the others."""
         if self.spec.kind != "tensorflow":
-            return training.MASTER_PORT
+            return roles.MASTER_PORT
         if role == "worker":
             return self.spec.worker_port
         ports = {
@@ -345,7 +347,7 @@ def _command(rendering: Rendering, role: Role) -> list[str]:
 def _environment(rendering: Rendering, role: Role) -> list[Manifest]:
     """Return the variables of a container: the index first, so that later ones may refer to it."""
     spec = rendering.spec
-    given = training.environment(spec, role, INDEX, rendering.host, rendering.port)
+    given = roles.environment(spec, role, INDEX, rendering.host, rendering.port)
     if spec.kind == "mpi" and role.chief:
         given |= launcher_environment()
     if role.gpu is None:
@@ -407,7 +409,7 @@ def _gang(rendering: Rendering, role: Role) -> dict[str, str]:
     MPI's launcher is created when the workers are ready, so it is not one of them.
     """
     spec = rendering.spec
-    together = [role for role in training.roles(spec) if not (spec.kind == "mpi" and role.chief)]
+    together = [role for role in roles.roles(spec) if not (spec.kind == "mpi" and role.chief)]
     number = sum(role.replicas for role in together)
     if not spec.gang or number == 1 or role.name not in [member.name for member in together]:
         return {}

@@ -14,8 +14,8 @@ import msgspec
 
 from fenka.cluster import training_objects
 from fenka.core.request import InvalidRequest
-from fenka.jobs import training
-from fenka.jobs.collection import GIT_CREDENTIALS, Contents
+from fenka.jobs import roles
+from fenka.jobs.collection import Contents
 from fenka.jobs.manifests import common, pods
 from fenka.jobs.manifests.common import (
     Manifest,
@@ -29,7 +29,9 @@ from fenka.jobs.manifests.common import (
     without_empty,
 )
 from fenka.jobs.manifests.pods import Engine, Rendering, pod_template
-from fenka.jobs.training import Role, TrainingSpec
+from fenka.jobs.repository import GIT_CREDENTIALS
+from fenka.jobs.roles import Role
+from fenka.jobs.training import TrainingSpec
 
 JOBSET_VERSION = "jobset.x-k8s.io/v1alpha2"
 
@@ -44,7 +46,7 @@ _DISRUPTED = [{"type": "DisruptionTarget", "status": "True"}]
 
 def engine(spec: TrainingSpec, *, jobset: bool) -> Engine:
     """Return what runs the training; `jobset`: the cluster has JobSet. Raises InvalidRequest."""
-    parts = training.roles(spec)
+    parts = roles.roles(spec)
     if sum(role.replicas for role in parts) == 1:
         return "job"
     if jobset:
@@ -86,13 +88,13 @@ def role_jobs(rendering: Rendering) -> list[Manifest]:
             common.labels(spec, role.name),
             spec=_job_spec(rendering, role),
         )
-        for role in training.roles(spec)
+        for role in roles.roles(spec)
     ]
 
 
 def _single(rendering: Rendering) -> Manifest:
     spec = rendering.spec
-    (role,) = training.roles(spec)
+    (role,) = roles.roles(spec)
     fields = _job_spec(rendering, role)
     if spec.ttl_after_finished_s is not None:
         fields["ttlSecondsAfterFinished"] = math.ceil(spec.ttl_after_finished_s)
@@ -105,7 +107,7 @@ def _single(rendering: Rendering) -> Manifest:
 def _jobset(rendering: Rendering) -> Manifest:
     spec = rendering.spec
     # A Job may only depend on one that stands before it.
-    parts = sorted(training.roles(spec), key=lambda role: role.name == "launcher")
+    parts = sorted(roles.roles(spec), key=lambda role: role.name == "launcher")
     rules = [
         {
             "name": "disruption",
@@ -186,7 +188,7 @@ def _first_decides(spec: TrainingSpec) -> bool:
 
 def _successful(spec: TrainingSpec) -> list[str]:
     """Return the roles whose success is that of the training."""
-    parts = training.roles(spec)
+    parts = roles.roles(spec)
     chief = parts[0].name
     if spec.kind == "tensorflow" and spec.success_policy == "AllWorkers":
         return [role.name for role in parts if role.name in ("chief", "worker")]

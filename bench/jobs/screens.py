@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.commands import FENKA, by_turns, machine, print_table, server
 from fenka.cluster.training_objects import COMPLETION_INDEX, JOBSET_NAME, JOBSETS_API
 from fenka.jobs.collection import Contents
-from fenka.jobs.manifests.common import Manifest
+from fenka.jobs.manifests.object_names import Manifest
 from fenka.jobs.manifests.training_manifest import render
 from fenka.jobs.training import TrainingSpec
 from tests.builders import on_card, sharing

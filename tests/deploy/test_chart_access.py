@@ -14,7 +14,7 @@ from fenka.cluster.objects import QUEUE_GATE
 from fenka.dialects import lease_records, nvidia, pod_records
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.jobs.kubernetes.checks import ClusterDefaults
-from fenka.jobs.manifests.service_manifest import GatewaySettings, render_gateway
+from fenka.jobs.manifests.gateway_manifest import GatewaySettings, render_gateway
 from fenka.jobs.service import ServiceSpec
 from fenka.kubernetes.reader import PUBLISHED
 from tests.deploy.chart import (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fenka.jobs.manifests.service_manifest import GatewaySettings, render_gateway
+from fenka.jobs.manifests.gateway_manifest import GatewaySettings, render_gateway
 from fenka.jobs.service import ServiceSpec
 from tests.deploy.chart import (
     CHART,

@@ -178,13 +178,9 @@ def _print_objects(
 ) -> None:
     from fenka.cli import cluster
     from fenka.jobs.collection import Contents, read_config_files
+    from fenka.jobs.manifests.gateway_manifest import GatewaySettings, render_gateway
     from fenka.jobs.manifests.scaling_manifest import render_scaled_object, scaling_policy
-    from fenka.jobs.manifests.service_manifest import (
-        GatewaySettings,
-        render_address,
-        render_gateway,
-        render_version,
-    )
+    from fenka.jobs.manifests.service_manifest import render_address, render_version
 
     workload_options.refuse_local(where)
     namespace = where.namespace or cluster.namespace(where)

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from fenka.jobs.kubernetes import load_following, service_deployment
-from fenka.jobs.kubernetes.service_deployment import GatewayRequest
+from fenka.jobs.kubernetes.gateway_insertion import GatewayRequest
 from tests.fakes.api_server import FakeApiServer
 from tests.jobs.kubernetes.test_serving import (
     FIXED,

@@ -18,7 +18,8 @@ from fenka.core.request import InvalidRequest
 from fenka.jobs.collection import Contents
 from fenka.jobs.kubernetes import service_changes, service_deployment
 from fenka.jobs.kubernetes.checks import SubmissionRefused
-from fenka.jobs.kubernetes.service_deployment import GatewayRequest, deploy
+from fenka.jobs.kubernetes.gateway_insertion import GatewayRequest
+from fenka.jobs.kubernetes.service_deployment import deploy
 from fenka.jobs.service import ServiceSpec
 from fenka.kubernetes.api_client import ApiError
 from fenka.kubernetes.reader import read_services

@@ -3,13 +3,9 @@
 from typing import Any
 
 from fenka.jobs.collection import Contents
+from fenka.jobs.manifests.gateway_manifest import GatewaySettings, render_gateway
 from fenka.jobs.manifests.scaling_manifest import scaling_policy
-from fenka.jobs.manifests.service_manifest import (
-    GatewaySettings,
-    render_address,
-    render_gateway,
-    render_version,
-)
+from fenka.jobs.manifests.service_manifest import render_address, render_version
 from fenka.jobs.service import ServiceSpec
 
 CUSTOM = ServiceSpec(

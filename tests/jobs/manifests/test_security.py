@@ -10,8 +10,9 @@ from fenka.core.request import InvalidRequest
 from fenka.jobs.collection import Contents
 from fenka.jobs.kubernetes.checks import SubmissionRefused, with_defaults
 from fenka.jobs.manifests import notebook_manifest
-from fenka.jobs.manifests.common import secured
-from fenka.jobs.manifests.service_manifest import GatewaySettings, render_gateway, render_version
+from fenka.jobs.manifests.gateway_manifest import GatewaySettings, render_gateway
+from fenka.jobs.manifests.pod_security import secured
+from fenka.jobs.manifests.service_manifest import render_version
 from fenka.jobs.manifests.training_manifest import render
 from fenka.jobs.notebook_spec import NotebookSpec
 from fenka.jobs.service import ServiceSpec

@@ -12,12 +12,9 @@ import yaml
 
 from fenka.core.request import InvalidRequest
 from fenka.jobs.collection import Contents
+from fenka.jobs.manifests.gateway_manifest import render_gateway
 from fenka.jobs.manifests.scaling_manifest import gateway_rules, render_scaled_object
-from fenka.jobs.manifests.service_manifest import (
-    render_address,
-    render_gateway,
-    render_version,
-)
+from fenka.jobs.manifests.service_manifest import render_address, render_version
 from fenka.jobs.service import ServiceSpec
 from tests.jobs.manifests.services import CUSTOM, SETTINGS, SPECS, TRITON, service_objects
 

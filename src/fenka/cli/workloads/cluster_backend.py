@@ -19,7 +19,8 @@ from fenka.cluster.training_objects import Root, TrainingEvent, TrainingObjects,
 from fenka.core.errors import FAILURE
 from fenka.jobs.collection import Contents, read_config_files
 from fenka.jobs.kubernetes import service_changes
-from fenka.jobs.kubernetes.service_deployment import GatewayRequest, deploy
+from fenka.jobs.kubernetes.gateway_insertion import GatewayRequest
+from fenka.jobs.kubernetes.service_deployment import deploy
 from fenka.jobs.service import ServiceSpec
 from fenka.kubernetes import pod_logs
 from fenka.kubernetes.api_client import Api, ApiError, if_accepted

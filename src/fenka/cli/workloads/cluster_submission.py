@@ -17,7 +17,7 @@ from fenka.cli.workloads.waiting import ProgressLine, polls
 from fenka.cluster.training_objects import KIND, BatchJob, Root
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.collection import Contents, collect
-from fenka.jobs.kubernetes import submission
+from fenka.jobs.kubernetes import notebook_stops
 from fenka.jobs.kubernetes.submission import submit, submit_notebook
 from fenka.jobs.manifests import notebook_manifest
 from fenka.jobs.manifests.training_manifest import render
@@ -82,13 +82,13 @@ def create(spec: NotebookSpec, password: str, target: Target, namespace: str) ->
 def start(target: JobTarget, name: str) -> None:
     """Start a notebook again. Raises UserError, SubmissionRefused."""
     now = datetime.now(UTC)
-    _change(target, name, lambda api, root, runs: submission.start(api, root, runs, now))
+    _change(target, name, lambda api, root, runs: notebook_stops.start(api, root, runs, now))
     print(f"{name}: started, see `fenka get {name}`", flush=True)
 
 
 def stop(target: JobTarget, name: str) -> str:
     """Stop a notebook. Return what to say of it. Raises UserError."""
-    _change(target, name, submission.stop)
+    _change(target, name, notebook_stops.stop)
     return f"{name}: stopped"
 
 

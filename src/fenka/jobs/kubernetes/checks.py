@@ -22,7 +22,8 @@ from fenka.dialects.registry import WITH_HAMI
 from fenka.jobs import roles
 from fenka.jobs.job_spec import GpuResources
 from fenka.jobs.manifests.card_requests import requires_hami
-from fenka.jobs.manifests.common import ENFORCED, Manifest, secured
+from fenka.jobs.manifests.object_names import Manifest
+from fenka.jobs.manifests.pod_security import ENFORCED, secured
 from fenka.jobs.notebook_spec import NotebookSpec
 from fenka.jobs.service import ServiceSpec
 from fenka.jobs.training import TrainingSpec

@@ -18,9 +18,9 @@ from fenka.cluster.objects import Object, ObjectMeta
 from fenka.cluster.service_objects import SCALING, InvalidScaling, ServingDeployment
 from fenka.cluster.training_objects import ROLE
 from fenka.core.scaling import ScalingPolicy
-from fenka.jobs.kubernetes import submission
+from fenka.jobs.kubernetes import creation
 from fenka.jobs.kubernetes.checks import SubmissionRefused
-from fenka.jobs.manifests.common import Manifest
+from fenka.jobs.manifests.object_names import Manifest
 from fenka.jobs.manifests.scaling_manifest import (
     Scaler,
     gateway_rules,
@@ -125,8 +125,8 @@ async def follow_load(
     item = render_scaled_object(spec, namespace)
     meta = deployment.metadata
     kind = {"apiVersion": "apps/v1", "kind": "Deployment"}
-    item["metadata"]["ownerReferences"] = [submission.owner_reference(kind, meta.name, meta.uid)]
-    known = await submission.create_or_keep(api, namespace, item, _Owned)
+    item["metadata"]["ownerReferences"] = [creation.owner_reference(kind, meta.name, meta.uid)]
+    known = await creation.create_or_keep(api, namespace, item, _Owned)
     path = f"{_scaled_objects(namespace)}/{known.metadata.name}"
     await api.patch(path, msgspec.Raw, {"spec": item["spec"]})
 
@@ -191,7 +191,7 @@ async def _remove_autoscaler(api: Api, namespace: str, deployment: ServingDeploy
         metric.get("external") or {} for metric in known.get("spec", {}).get("metrics") or ()
     ]
     if any(metric.get("metric", {}).get("name") == FORMER_METRIC for metric in external):
-        await submission.remove(api, path, known["metadata"]["uid"])
+        await creation.remove(api, path, known["metadata"]["uid"])
 
 
 def _belongs(meta: ObjectMeta, deployment: ServingDeployment) -> bool:
@@ -216,7 +216,7 @@ async def _set_policy(
         # The right first: the gateway acts as soon as it reads the annotation.
         await _set_rules(api, namespace, service, after)
     if before != after:
-        await submission.change(api, address, _annotated(version, policy))
+        await creation.change(api, address, _annotated(version, policy))
         # Others may have changed it at the same time.
         now = await api.get(address, service_objects.AddressService)
         after = _policies(now.metadata.annotations)

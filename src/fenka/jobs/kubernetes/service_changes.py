@@ -1,178 +1,33 @@
 """Changes services that run: updates and deletes versions, divides requests among them.
 
 Each change is one request, or leaves a service that works after each of several.
-
-Divides requests among a service's versions by a HTTPRoute of the Gateway API, without fenka's gateway.
-
-The route leads to the versions' own Services. Wire facts: gateway.networking.k8s.io/v1.
-
-Lets an old replica of a service end before its successor starts, where there is no room for both.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from fenka.cluster import service_objects
-from fenka.cluster.training_objects import SPEC, TrainingPod
+from fenka.cluster.training_objects import SPEC
 from fenka.core.scaling import shares
 from fenka.jobs.collection import Contents
-from fenka.jobs.kubernetes import checks, load_following, service_deployment, submission
+from fenka.jobs.kubernetes import (
+    checks,
+    creation,
+    gateway_insertion,
+    load_following,
+    service_deployment,
+    service_state,
+)
 from fenka.jobs.kubernetes.checks import SubmissionRefused, completed
-from fenka.jobs.manifests.common import Manifest
+from fenka.jobs.kubernetes.gateway_route import split_route
+from fenka.jobs.kubernetes.update_in_place import fits_in_place, make_room
+from fenka.jobs.manifests.object_names import Manifest
 from fenka.jobs.manifests.service_manifest import render_version, strategy
 from fenka.jobs.service import ServiceSpec, check_change, check_versions
-from fenka.kubernetes.api_client import Api, ApiError, if_accepted
-from fenka.kubernetes.reader import read_services
-
-_API = "/apis/gateway.networking.k8s.io/v1"
-_PORT = "http-serving"
-
-Ref = dict[str, Any]
-
-
-async def split_route(
-    api: Api, state: service_deployment.ServiceState, route: str, weights: Mapping[str, int]
-) -> None:
-    """Set the weights of versions that exist, in all rules of a route that lead to the service.
-
-    Raises SubmissionRefused, ApiError, ApiUnreachable.
-    """
-    path = f"{_API}/namespaces/{state.namespace}/httproutes/{route}"
-    known = await if_accepted(api.get(path, dict[str, Any]))
-    if known is None:
-        installed = await if_accepted(api.get(_API, msgspec.Raw))
-        reason = (
-            f"HTTPRoute {route} not found in namespace {state.namespace}: create it, or leave out "
-            "--http-route"
-            if installed is not None
-            else "--http-route requires the Gateway API, which this cluster does not have: leave it out"
-        )
-        raise SubmissionRefused(reason)
-    ports = await asyncio.gather(*(_port(api, state, version) for version in weights))
-    refs = [
-        {"kind": "Service", "name": f"{state.name}-{version}", "port": port, "weight": weight}
-        for (version, weight), port in zip(weights.items(), ports, strict=True)
-    ]
-    rules = replaced_rules(known.get("spec", {}).get("rules") or [], state, refs)
-    if not rules:
-        raise SubmissionRefused(
-            f"HTTPRoute {route} has no rule that leads to service {state.name}: add a backendRef of Service "
-            f"{state.name} to it"
-        )
-    version = known["metadata"]["resourceVersion"]
-    changes = {"metadata": {"resourceVersion": version}, "spec": {"rules": rules}}
-    await api.patch(path, msgspec.Raw, changes)
-
-
-def replaced_rules(
-    rules: Sequence[dict[str, Any]], state: service_deployment.ServiceState, refs: Sequence[Ref]
-) -> list[dict[str, Any]]:
-    """Return the rules, with `refs` in place of those to the service; nothing if there are none."""
-    own = {state.name, *(f"{state.name}-{version}" for version in state.versions)}
-    replaced, leads = [], False
-    for rule in rules:
-        others = [ref for ref in rule.get("backendRefs") or [] if not _leads_to(ref, own, state)]
-        if len(others) == len(rule.get("backendRefs") or []):
-            replaced.append(rule)
-            continue
-        leads = True
-        replaced.append({**rule, "backendRefs": [*refs, *others]})
-    return replaced if leads else []
-
-
-def _leads_to(ref: Ref, names: set[str], state: service_deployment.ServiceState) -> bool:
-    return (
-        ref.get("kind", "Service") == "Service"
-        and ref.get("namespace", state.namespace) == state.namespace
-        and ref.get("name") in names
-    )
-
-
-async def _port(api: Api, state: service_deployment.ServiceState, version: str) -> int:
-    path = (
-        f"{service_objects.SERVICES_API.format(namespace=state.namespace)}/{state.name}-{version}"
-    )
-    service = await api.get(path, service_objects.AddressService)
-    ports = {port.name: port.port for port in service.spec.ports}
-    if _PORT not in ports:
-        raise SubmissionRefused(
-            f"version {version} of service {state.name} has no port of HTTP: leave out --http-route"
-        )
-    return ports[_PORT]
-
-
-POLL_S = 0.5
-LOOKS = 60
-"""How often an update looks for a new replica that finds no room, before it leaves that to --wait."""
-
-_PLACED = (
-    *("gpus", "gpu_mem", "gpu_core", "gpu_core_mode", "cards", "cpu", "memory", "device"),
-    *("selector", "toleration", "scheduler", "priority", "interruptible", "share_memory"),
-    *("data", "data_dir", "label", "annotation"),
-)
-"""Fields on which it may depend where a replica can be placed."""
-
-
-def fits_in_place(old: ServiceSpec, new: ServiceSpec) -> bool:
-    """Return whether a new replica certainly fits where an old one has ended."""
-    return all(getattr(old, field) == getattr(new, field) for field in _PLACED)
-
-
-async def make_room(
-    api: Api,
-    deployment: service_objects.ServingDeployment,
-    spec: ServiceSpec,
-    report: Callable[[str], None],
-) -> None:
-    """Wait until a new replica has been placed. If none can be, let an old one end first.
-
-    Args:
-        api: The cluster.
-        deployment: The version, which has just been changed.
-        spec: The version as it is now.
-        report: Prints a sentence.
-
-    Raises:
-        ApiError, ApiUnreachable: The API server refused it or did not answer.
-    """
-    namespace = deployment.metadata.namespace
-    for _ in range(LOOKS):
-        objects = await read_services(api, namespace, spec.name)
-        known = next(
-            (version for version in objects.versions if version.version == spec.version), None
-        )
-        if known is None or known.metadata.uid != deployment.metadata.uid or known.rolled_out:
-            return
-        if known.status.observed_generation >= known.metadata.generation:
-            pending = _pending(objects, spec.version)
-            if any(pod.unschedulable and not pod.status.nominated_node_name for pod in pending):
-                await api.patch(known.path, msgspec.Raw, _in_place(known))
-                report(
-                    f"there is no room for one more replica of {spec.name}: an old one ends before its "
-                    "successor starts (--surge waits for room instead)"
-                )
-                return
-            if known.status.updated_replicas and not pending:
-                return
-        await asyncio.sleep(POLL_S)
-
-
-def _pending(objects: service_objects.ServiceObjects, version: str) -> list[TrainingPod]:
-    """Return the replicas of a version that have no node yet."""
-    return [
-        pod
-        for pod in objects.pods
-        if pod.metadata.labels.get(service_objects.VERSION) == version
-        and not (pod.spec.node_name or pod.gone or pod.finished)
-    ]
-
-
-def _in_place(known: service_objects.ServingDeployment) -> dict[str, object]:
-    # Another one of its name would be changed otherwise.
-    return {"metadata": {"uid": known.metadata.uid}, "spec": {"strategy": strategy(surge=False)}}
+from fenka.kubernetes.api_client import Api, ApiError
 
 
 async def split(
@@ -182,7 +37,7 @@ async def split(
 
     Raises SubmissionRefused, InvalidRequest, ApiError, ApiUnreachable.
     """
-    state = await service_deployment.read_state(api, namespace, name)
+    state = await service_state.read_state(api, namespace, name)
     state.require()
     check_versions(name, weights, state.versions)
     if route:
@@ -192,7 +47,7 @@ async def split(
 
 
 async def _set_weights(
-    api: Api, state: service_deployment.ServiceState, weights: Mapping[str, int]
+    api: Api, state: service_state.ServiceState, weights: Mapping[str, int]
 ) -> None:
     if state.address is None:
         raise SubmissionRefused(
@@ -220,7 +75,7 @@ async def delete(api: Api, namespace: str, name: str, version: str = "") -> None
 
     Raises SubmissionRefused, InvalidRequest, ApiError, ApiUnreachable.
     """
-    state = await service_deployment.read_state(api, namespace, name)
+    state = await service_state.read_state(api, namespace, name)
     state.require()
     if version:
         check_versions(name, {version: 1}, state.versions)
@@ -231,12 +86,12 @@ async def delete(api: Api, namespace: str, name: str, version: str = "") -> None
         await _withdraw(api, state, version, rest)
         await load_following.forget(api, namespace, name, version)
     await asyncio.gather(
-        *(submission.remove(api, change.path, change.metadata.uid) for change in removed.values())
+        *(creation.remove(api, change.path, change.metadata.uid) for change in removed.values())
     )
 
 
 async def _withdraw(
-    api: Api, state: service_deployment.ServiceState, version: str, rest: set[str]
+    api: Api, state: service_state.ServiceState, version: str, rest: set[str]
 ) -> None:
     weights = shares(state.weights, rest)
     if not weights and state.versions[version].interrupted:
@@ -255,7 +110,7 @@ async def update(  # noqa: PLR0913
     name: str,
     version: str,
     changed: Callable[[ServiceSpec], ServiceSpec],
-    options: service_deployment.GatewayRequest,
+    options: gateway_insertion.GatewayRequest,
     *,
     surge: bool | None = None,
 ) -> ServiceSpec:
@@ -274,14 +129,14 @@ async def update(  # noqa: PLR0913
     Raises:
         SubmissionRefused, InvalidRequest, InvalidSize, ApiError, ApiUnreachable.
     """
-    state = await service_deployment.read_state(api, namespace, name)
+    state = await service_state.read_state(api, namespace, name)
     deployment = state.version(version)
     if deployment.interrupted:
         raise SubmissionRefused(
             f"the deployment of version {deployment.version} of service {name} was interrupted: delete it "
             f"(fenka serve delete {name} -v {deployment.version}) and deploy it again"
         )
-    old = service_deployment.recorded_spec(deployment, name)
+    old = service_state.recorded_spec(deployment, name)
     spec = changed(old)
     spec.validate()
     check_change(old, spec)
@@ -309,9 +164,9 @@ async def update(  # noqa: PLR0913
 
 async def _prepare_gateway(
     api: Api,
-    state: service_deployment.ServiceState,
+    state: service_state.ServiceState,
     spec: ServiceSpec,
-    options: service_deployment.GatewayRequest,
+    options: gateway_insertion.GatewayRequest,
 ) -> None:
     """Give a running service a gateway that can scale.
 
@@ -319,10 +174,10 @@ async def _prepare_gateway(
     """
     owners = [service_deployment.owner_of(version) for version in state.versions.values()]
     if state.uses_gateway and state.gateway is not None:
-        await service_deployment.renew_gateway(api, state, spec, options, owners)
+        await gateway_insertion.renew_gateway(api, state, spec, options, owners)
         return
     settings = await options.settings(api)
-    await service_deployment.insert_gateway(api, state, spec, settings, owners, options.report)
+    await gateway_insertion.insert_gateway(api, state, spec, settings, owners, options.report)
 
 
 async def undo(
@@ -330,18 +185,18 @@ async def undo(
     namespace: str,
     name: str,
     version: str,
-    options: service_deployment.GatewayRequest,
+    options: gateway_insertion.GatewayRequest,
     *,
     surge: bool | None = None,
 ) -> ServiceSpec:
     """Make a version what it was before its last update, as `update` does. Return it as it is now."""
-    state = await service_deployment.read_state(api, namespace, name)
+    state = await service_state.read_state(api, namespace, name)
     deployment = state.version(version)
     if service_objects.PREVIOUS not in deployment.metadata.annotations:
         raise SubmissionRefused(
             f"version {deployment.version} of service {name} has not been updated: there is nothing to undo"
         )
-    previous = service_deployment.recorded_spec(deployment, name, service_objects.PREVIOUS)
+    previous = service_state.recorded_spec(deployment, name, service_objects.PREVIOUS)
     return await update(
         api, namespace, name, deployment.version, lambda _: previous, options, surge=surge
     )
@@ -365,7 +220,7 @@ async def _replace(
             raise _changed(spec.name)
         return _patch(known, rendered, spec)
 
-    await submission.change(api, deployment.path, replaced)
+    await creation.change(api, deployment.path, replaced)
 
 
 def _patch(known: Manifest, rendered: Manifest, spec: ServiceSpec) -> Manifest:

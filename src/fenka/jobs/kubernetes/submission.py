@@ -4,145 +4,32 @@ The cluster's resources are checked first. Several objects are also created as a
 server applies its own rules and rights. Then the root object is created, suspended if it owns others. It is
 resumed when they exist. A Deployment is suspended while it has no replicas. A client that dies in between
 leaves a suspended root, which runs nothing.
-
-Creates objects of a cluster: their paths, owners, and dry runs.
-
-Stops notebooks of a cluster and starts them again.
-
-A Deployment is scaled, a Job that runs is suspended. Kubernetes never starts a completed Job again, so a new
-one takes its place. The root owns that, and keeps the password, the Service and its address. Each change is
-one request, so a client that is killed leaves a notebook that is either stopped or started.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from fenka.cluster import training_objects
-from fenka.cluster.training_objects import SPEC, SUBMITTED, BatchJob, Deployment, Root, current_run
-from fenka.core.request import InvalidRequest
 from fenka.jobs.collection import Contents
 from fenka.jobs.kubernetes import checks
 from fenka.jobs.kubernetes.checks import (
     Named,
     NamedKind,
-    SubmissionRefused,
     completed,
     warn_if_too_large,
 )
+from fenka.jobs.kubernetes.creation import check_by_dry_run, collection, owner_reference, remove
 from fenka.jobs.manifests import notebook_manifest
-from fenka.jobs.manifests.common import Manifest
+from fenka.jobs.manifests.object_names import Manifest
 from fenka.jobs.manifests.training_manifest import Rendered, render
 from fenka.jobs.notebook_spec import NotebookSpec
 from fenka.jobs.training import TrainingSpec
-from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable, if_accepted
-
-T = TypeVar("T")
-
-_CONFLICTS = 10
-"""Attempts to change an object that others change at the same time."""
-
-_PLURALS = {
-    "Job": "jobs",
-    "JobSet": "jobsets",
-    "ConfigMap": "configmaps",
-    "Secret": "secrets",
-    "Service": "services",
-    "Deployment": "deployments",
-    "Ingress": "ingresses",
-    "ServiceAccount": "serviceaccounts",
-    "Role": "roles",
-    "RoleBinding": "rolebindings",
-    "ScaledObject": "scaledobjects",
-}
-
-
-def collection(namespace: str, item: Manifest) -> str:
-    """Return the path of the collection of an object's kind."""
-    version = item["apiVersion"]
-    api = f"/apis/{version}" if "/" in version else f"/api/{version}"
-    return f"{api}/namespaces/{namespace}/{_PLURALS[item['kind']]}"
-
-
-def owner_reference(root: Manifest, name: str, uid: str, *, controller: bool = True) -> Manifest:
-    """Return the reference to an owner. An object has several owners, but one controller at most."""
-    return {
-        "apiVersion": root["apiVersion"],
-        "kind": root["kind"],
-        "name": name,
-        "uid": uid,
-        "controller": controller,
-    }
-
-
-async def check_by_dry_run(creations: Iterable[Awaitable[object]]) -> None:
-    """Wait for dry runs. Raise the error of the first that is refused."""
-    results = await asyncio.gather(*creations, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException) and not _unsupported(result):
-            raise result
-
-
-def _unsupported(why: BaseException) -> bool:
-    """Return whether a webhook of the cluster does not allow dry runs."""
-    return isinstance(why, ApiError) and "does not support dry run" in str(why)
-
-
-async def create_or_keep(api: Api, namespace: str, item: Manifest, kind: type[T]) -> T:
-    """Create an object, or return the one of its name. Raises ApiError, ApiUnreachable."""
-    path = collection(namespace, item)
-    try:
-        return await api.create(path, kind, item)
-    except ApiError as why:
-        if why.reason != "AlreadyExists":
-            raise
-    return await api.get(f"{path}/{item['metadata']['name']}", kind)
-
-
-async def change(api: Api, path: str, changes: Callable[[Manifest], Manifest]) -> None:
-    """Patch an object that others may change at the same time.
-
-    Args:
-        api: The cluster.
-        path: The object's.
-        changes: Returns the patch for the object as it is.
-
-    Raises:
-        ApiError, ApiUnreachable: The API server refused it or did not answer.
-    """
-    for attempt in range(_CONFLICTS):
-        known = await api.get(path, dict[str, Any])
-        patch = changes(known)
-        version = {"resourceVersion": known["metadata"]["resourceVersion"]}
-        try:
-            await api.patch(
-                path, msgspec.Raw, {**patch, "metadata": {**patch["metadata"], **version}}
-            )
-        except ApiError as why:
-            if why.status != 409 or attempt == _CONFLICTS - 1:
-                raise
-        else:
-            return
-
-
-async def remove(api: Api, path: str, uid: str) -> bool:
-    """Delete an object, and what it owns after it.
-
-    Return False if it does not exist, or if another one has its name. Raises ApiError, ApiUnreachable.
-    """
-    body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
-    try:
-        await api.delete(path, body)
-    except ApiError as why:
-        if why.status not in (404, 409):
-            raise
-        return False
-    return True
-
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 
 _ROOTS: tuple[NamedKind, ...] = ("Job", "JobSet", "Deployment")
 
@@ -315,76 +202,3 @@ async def _remove(api: Api, namespace: str, root: Manifest, uid: str) -> bool:
             f"job {name} was created and could not be completed or deleted: it {state}, delete it by "
             f"fenka delete {name} ({why})"
         ) from why
-
-
-async def stop(api: Api, root: Root, runs: list[BatchJob]) -> None:
-    """Stop a notebook: its slice is free, its claims stay. Raises ApiError, ApiUnreachable."""
-    run = current_run(root, runs)
-    if not (run.status.ended or run.suspended):
-        await _resume(api, run, resumed=False)
-
-
-async def start(api: Api, root: Root, runs: list[BatchJob], now: datetime) -> None:
-    """Start a notebook that was stopped or has ended.
-
-    Raises:
-        SubmissionRefused: It runs, is being started or cannot be started.
-        ApiError, ApiUnreachable: The API server refused it or did not answer.
-    """
-    run, name = current_run(root, runs), root.metadata.name
-    if run.suspended and SUBMITTED not in run.metadata.annotations:
-        raise SubmissionRefused(
-            f"the submission of notebook {name} was interrupted: delete it (fenka delete {name}) and create "
-            "it again"
-        )
-    if run.status.ended:
-        await _start_new_run(api, root, runs, now)
-    elif run.suspended:
-        await _resume(api, run, resumed=True)
-    else:
-        raise SubmissionRefused(f"notebook {name} runs already: see fenka get {name}")
-
-
-async def _start_new_run(api: Api, root: Root, runs: list[BatchJob], now: datetime) -> None:
-    spec = _spec(root)
-    numbers = [_number(run) for run in runs]
-    try:
-        await create_run(
-            api, root.metadata.namespace, spec, root.metadata.uid, max(numbers, default=1) + 1, now
-        )
-    except SubmissionRefused:
-        raise SubmissionRefused(f"notebook {spec.name} is being started already") from None
-    # The garbage collector would remove them with the root only.
-    body = {"propagationPolicy": "Background"}
-    await asyncio.gather(*(if_accepted(api.delete(run.path, body), (403, 404)) for run in runs))
-
-
-async def _resume(api: Api, run: Root, *, resumed: bool) -> None:
-    fields = {"replicas": int(resumed)} if isinstance(run, Deployment) else {"suspend": not resumed}
-    # A notebook of the same name that was created since stays as it is.
-    await api.patch(run.path, msgspec.Raw, {"metadata": {"uid": run.metadata.uid}, "spec": fields})
-
-
-def _spec(root: Root) -> NotebookSpec:
-    """Return the notebook as it was created. Its owner may have changed the annotation."""
-    name = root.metadata.name
-    try:
-        spec = msgspec.json.decode(root.metadata.annotations.get(SPEC, ""), type=NotebookSpec)
-        spec.validate()
-    except (msgspec.MsgspecError, InvalidRequest, RecursionError) as why:
-        raise SubmissionRefused(
-            f"notebook {name} cannot be started, because its annotation {SPEC} is invalid ({why}): delete it "
-            f"(fenka delete {name}) and create it again"
-        ) from None
-    if spec.name != name or spec.idle_s is None:
-        raise SubmissionRefused(
-            f"notebook {name} cannot be started, because its annotation {SPEC} describes another one: delete "
-            f"it (fenka delete {name}) and create it again"
-        )
-    return spec
-
-
-def _number(run: BatchJob) -> int:
-    """Return which run of its notebook this is."""
-    suffix = run.metadata.name.rpartition("-")[2]
-    return int(suffix) if suffix.isascii() and suffix.isdecimal() and len(suffix) < 9 else 1

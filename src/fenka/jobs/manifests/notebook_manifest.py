@@ -11,25 +11,21 @@ from pathlib import PurePosixPath
 import msgspec
 
 from fenka.cluster import training_objects
-from fenka.jobs.manifests import common
+from fenka.jobs.manifests import object_names
 from fenka.jobs.manifests.card_requests import CardRequest, card_request
 from fenka.jobs.manifests.common import (
-    WORKSPACE,
-    Manifest,
-    MountedVolume,
-    as_manifests,
-    claim_volumes,
-    container_security,
     escape,
     limits,
     pod_annotations,
-    pod_security,
     pod_settings,
     variables,
     without_empty,
 )
-from fenka.jobs.manifests.pods import encoded
+from fenka.jobs.manifests.mpi_pods import encoded
+from fenka.jobs.manifests.object_names import Manifest
+from fenka.jobs.manifests.pod_security import WORKSPACE, container_security, pod_security
 from fenka.jobs.manifests.training_manifest import Rendered
+from fenka.jobs.manifests.volumes import MountedVolume, as_manifests, claim_volumes
 from fenka.jobs.notebook_spec import NotebookSpec
 
 ROLE = "notebook"
@@ -74,7 +70,7 @@ def render_run(spec: NotebookSpec, number: int) -> Manifest:
 
 
 def _labels(spec: NotebookSpec) -> dict[str, str]:
-    return {"app": spec.name} | common.labels(spec, ROLE)
+    return {"app": spec.name} | object_names.labels(spec, ROLE)
 
 
 def _selector(spec: NotebookSpec) -> dict[str, str]:
@@ -89,12 +85,12 @@ def _deployment(spec: NotebookSpec, cards: CardRequest) -> Manifest:
         "selector": {"matchLabels": _selector(spec)},
         "template": _pod_template(spec, cards, "Always"),
     }
-    return common.manifest("Deployment", "apps/v1", spec.name, _labels(spec), spec=fields)
+    return object_names.manifest("Deployment", "apps/v1", spec.name, _labels(spec), spec=fields)
 
 
 def _job(spec: NotebookSpec, name: str, cards: CardRequest) -> Manifest:
     fields = {"backoffLimit": _MOST_RESTARTS, "template": _pod_template(spec, cards, "OnFailure")}
-    return common.manifest("Job", "batch/v1", name, _labels(spec), spec=fields)
+    return object_names.manifest("Job", "batch/v1", name, _labels(spec), spec=fields)
 
 
 def _pod_template(spec: NotebookSpec, cards: CardRequest, restart: str) -> Manifest:
@@ -103,7 +99,7 @@ def _pod_template(spec: NotebookSpec, cards: CardRequest, restart: str) -> Manif
     if spec.user:
         # The image's user has a home directory, another one may have none.
         volumes.append(MountedVolume("workspace", {"emptyDir": {}}, PurePosixPath(WORKSPACE)))
-    secret = {"name": common.object_name(spec, ROLE), "key": "password"}
+    secret = {"name": object_names.object_name(spec, ROLE), "key": "password"}
     container = {
         "name": ROLE,
         "image": spec.image,
@@ -131,7 +127,7 @@ def _pod_template(spec: NotebookSpec, cards: CardRequest, restart: str) -> Manif
         "volumes": as_manifests(volumes),
     }
     metadata = {
-        "labels": spec.label | cards.labels | _labels(spec) | {common.RELEASE: spec.name},
+        "labels": spec.label | cards.labels | _labels(spec) | {object_names.RELEASE: spec.name},
         "annotations": pod_annotations(spec) | cards.annotations,
     }
     return {"metadata": without_empty(metadata), "spec": without_empty(pod)}
@@ -143,28 +139,32 @@ def _command(spec: NotebookSpec) -> list[str]:
         words += ["--idle", str(math.ceil(spec.idle_s))]
     if spec.data:
         words += ["--root", escape(spec.mounts[0][1])]
-    return ["sh", "-c", escape(_START), str(common.NOTEBOOK_SERVER), *words]
+    return ["sh", "-c", escape(_START), str(object_names.NOTEBOOK_SERVER), *words]
 
 
 def _files_volume(spec: NotebookSpec) -> MountedVolume:
-    source = {"configMap": {"name": common.object_name(spec, ROLE)}}
-    return MountedVolume("fenka", source, PurePosixPath(common.NOTEBOOK_SERVER.parent))
+    source = {"configMap": {"name": object_names.object_name(spec, ROLE)}}
+    return MountedVolume("fenka", source, PurePosixPath(object_names.NOTEBOOK_SERVER.parent))
 
 
 def _files(spec: NotebookSpec) -> Manifest:
-    file = common.NOTEBOOK_SERVER.name
+    file = object_names.NOTEBOOK_SERVER.name
     data = {file: (resources.files("fenka.jobs.in_pod") / file).read_text()}
-    return common.manifest(
-        "ConfigMap", "v1", common.object_name(spec, ROLE), common.labels(spec), data=data
+    return object_names.manifest(
+        "ConfigMap",
+        "v1",
+        object_names.object_name(spec, ROLE),
+        object_names.labels(spec),
+        data=data,
     )
 
 
 def _secret(spec: NotebookSpec, password: str) -> Manifest:
-    return common.manifest(
+    return object_names.manifest(
         "Secret",
         "v1",
-        common.object_name(spec, ROLE),
-        common.labels(spec),
+        object_names.object_name(spec, ROLE),
+        object_names.labels(spec),
         type="Opaque",
         data=encoded({"password": password}),
     )
@@ -176,7 +176,7 @@ def _service(spec: NotebookSpec) -> Manifest:
         "ports": [{"name": "jupyter", "port": SERVICE_PORT, "targetPort": PORT}],
         "selector": _selector(spec),
     }
-    return common.manifest("Service", "v1", spec.name, _labels(spec), spec=fields)
+    return object_names.manifest("Service", "v1", spec.name, _labels(spec), spec=fields)
 
 
 def _ingress(spec: NotebookSpec) -> Manifest:
@@ -188,6 +188,6 @@ def _ingress(spec: NotebookSpec) -> Manifest:
         if spec.tls_secret
         else [],
     }
-    return common.manifest(
+    return object_names.manifest(
         "Ingress", "networking.k8s.io/v1", spec.name, _labels(spec), spec=without_empty(fields)
     )

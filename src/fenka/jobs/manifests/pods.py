@@ -2,17 +2,10 @@
 
 The kubelet expands `$(NAME)` in commands and variables. Users' words are escaped, so that they mean the same
 as on a workstation.
-
-The init container that brings the code: by git, or from the archive of `--code`.
-
-MPI's pods have the launch agent, its key and the list of hosts.
 """
 
-import base64
 import math
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import PurePosixPath
 from typing import Literal
 
 from fenka.cluster import pod_groups, training_objects
@@ -20,182 +13,39 @@ from fenka.cluster.objects import BACKFILL_CLASS
 from fenka.core.request import InvalidRequest
 from fenka.jobs import roles
 from fenka.jobs.collection import Contents
-from fenka.jobs.manifests import common
+from fenka.jobs.manifests import object_names
 from fenka.jobs.manifests.card_requests import card_request
+from fenka.jobs.manifests.code_container import code_volumes, init_containers
 from fenka.jobs.manifests.common import (
     NO_CARDS,
-    WORKSPACE,
-    Manifest,
+    escape,
+    limits,
+    pod_annotations,
+    pod_settings,
+    variables,
+    without_empty,
+)
+from fenka.jobs.manifests.mpi_pods import (
+    launcher_environment,
+    mpi_volume,
+    worker_command,
+    worker_fields,
+)
+from fenka.jobs.manifests.object_names import Manifest
+from fenka.jobs.manifests.pod_security import WORKSPACE, container_security
+from fenka.jobs.manifests.volumes import (
     MountedVolume,
     as_manifests,
     claim_volumes,
     config_volumes,
-    container_security,
-    escape,
     host_volumes,
-    limits,
     memory_volumes,
-    pod_annotations,
-    pod_settings,
-    tool_security,
-    variables,
-    without_empty,
     workspace_volumes,
 )
-from fenka.jobs.repository import CLONE, GIT_CREDENTIALS, clone_variables
+from fenka.jobs.repository import GIT_CREDENTIALS
 from fenka.jobs.roles import Role, RoleName
 from fenka.jobs.training import TrainingSpec
 from fenka.views.workloads import TRAINERS
-
-INIT_CONTAINER = "init-code"
-SYNC_IMAGE = "alpine/git"
-"""Used without `--sync-image`."""
-
-_UNPACK = 'set -eu; tar -xzf "$ARCHIVE" -C "$DIRECTORY"'
-
-
-def code_directory(spec: TrainingSpec) -> PurePosixPath:
-    """Return the directory that receives the code."""
-    return PurePosixPath(spec.working_dir) / "code"
-
-
-def init_containers(spec: TrainingSpec, contents: Contents, image: str) -> list[Manifest]:
-    """Return the container that brings the code, if any. `image`: that of the role's processes."""
-    if spec.sync_source:
-        return [
-            _container(spec, spec.sync_image or SYNC_IMAGE, CLONE, _git_variables(spec, contents))
-        ]
-    if spec.code:
-        variables = {"ARCHIVE": str(common.CODE_ARCHIVE), "DIRECTORY": str(code_directory(spec))}
-        unpack = _container(spec, image, _UNPACK, _values(variables))
-        unpack["volumeMounts"].append(_archive(spec).mount)
-        return [unpack]
-    return []
-
-
-def code_volumes(spec: TrainingSpec) -> list[MountedVolume]:
-    """Return the volumes of the code."""
-    if not (spec.sync_source or spec.code):
-        return []
-    directory = MountedVolume("code", {"emptyDir": {}}, code_directory(spec))
-    archive = _archive(spec)
-    own = [MountedVolume(archive.name, archive.source, None)] if spec.code else []
-    return [directory, *own]
-
-
-def _archive(spec: TrainingSpec) -> MountedVolume:
-    source = {"configMap": {"name": common.object_name(spec, "code")}}
-    return MountedVolume("code-archive", source, common.CODE_ARCHIVE.parent)
-
-
-def _container(spec: TrainingSpec, image: str, script: str, variables: list[Manifest]) -> Manifest:
-    fields = {
-        "name": INIT_CONTAINER,
-        "image": image,
-        "imagePullPolicy": spec.image_pull_policy,
-        "command": ["sh", "-c", script],
-        "env": variables,
-        "volumeMounts": [{"name": "code", "mountPath": str(code_directory(spec))}],
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": tool_security(spec) if spec.sync_source else container_security(spec),
-    }
-    return without_empty(fields)
-
-
-def _git_variables(spec: TrainingSpec, contents: Contents) -> list[Manifest]:
-    secret = common.object_name(spec, "git")
-    credentials = [
-        {
-            "name": name,
-            "valueFrom": {"secretKeyRef": {"name": secret, "key": name, "optional": True}},
-        }
-        for name in GIT_CREDENTIALS
-        if contents.credentials
-    ]
-    directory = str(code_directory(spec) / spec.project)
-    variables = clone_variables(
-        spec, directory, contents.revision, credentials=bool(contents.credentials)
-    )
-    return [*credentials, *_values(variables)]
-
-
-def _values(variables: dict[str, str]) -> list[Manifest]:
-    return [{"name": name, "value": value} for name, value in variables.items()]
-
-
-AGENT_PORT = 23457
-"""The launch agents listen on it."""
-
-
-def worker_command() -> list[str]:
-    """Return the command of a worker: it waits for mpirun's daemons to be started."""
-    return ["sh", str(common.AGENT), "serve"]
-
-
-def worker_fields() -> Manifest:
-    """Return what else a worker's container has. It is ready when its agent listens."""
-    return {
-        "ports": [{"name": "agent", "containerPort": AGENT_PORT}],
-        "readinessProbe": {"tcpSocket": {"port": AGENT_PORT}, "periodSeconds": 2},
-    }
-
-
-def launcher_environment() -> dict[str, str]:
-    """Return what makes mpirun use the agents.
-
-    Without the interface, MPICH's daemons are told a host name of the launcher that nothing resolves.
-    """
-    variables = roles.mpi_environment(common.AGENT, common.HOSTS, common.HYDRA_HOSTS)
-    return variables | {"HYDRA_IFACE": "eth0"}
-
-
-def mpi_volume(spec: TrainingSpec) -> MountedVolume:
-    """Return the volume with the agent, the hosts and the key."""
-    sources = [
-        {
-            "configMap": {
-                "name": common.object_name(spec, "mpi"),
-                "items": [
-                    {"key": "agent", "path": "agent", "mode": 0o555},
-                    {"key": "agent.py", "path": "agent.py", "mode": 0o444},
-                    {"key": "hosts", "path": "hosts", "mode": 0o444},
-                    {"key": "hydra-hosts", "path": "hydra-hosts", "mode": 0o444},
-                ],
-            }
-        },
-        {"secret": {"name": common.object_name(spec, "mpi")}},
-    ]
-    return MountedVolume("mpi", {"projected": {"sources": sources}}, common.AGENT.parent)
-
-
-def dependents(spec: TrainingSpec, contents: Contents, hosts: list[str]) -> list[Manifest]:
-    """Return the ConfigMap and the Secret of the agents. hosts: the workers' addresses."""
-    slots = roles.slots(spec)
-    name, labels = common.object_name(spec, "mpi"), common.labels(spec)
-    files = {
-        "agent": _file("mpi_agent.sh"),
-        "agent.py": _file("mpi_agent.py"),
-        "hosts": roles.hostfile(hosts, slots, hydra=False),
-        "hydra-hosts": roles.hostfile(hosts, slots, hydra=True),
-    }
-    secrets = {"key": contents.key}
-    if contents.ssh_keys:
-        private, public = contents.ssh_keys
-        secrets |= {"ssh-key": private, "ssh-key.pub": public}
-    return [
-        common.manifest("ConfigMap", "v1", name, labels, data=files),
-        common.manifest("Secret", "v1", name, labels, type="Opaque", data=encoded(secrets)),
-    ]
-
-
-def encoded(secrets: dict[str, str]) -> dict[str, str]:
-    """Return the data of a Secret."""
-    return {name: base64.b64encode(text.encode()).decode() for name, text in secrets.items()}
-
-
-def _file(name: str) -> str:
-    return (resources.files("fenka.jobs.in_pod") / name).read_text()
-
 
 Engine = Literal["job", "indexed-job", "jobset"]
 """The pods' controller: a Job of one pod, an Indexed Job of equal pods, or a JobSet."""
@@ -300,8 +150,8 @@ def pod_template(rendering: Rendering, role: Role) -> Manifest:
         "labels": spec.label
         | cards.labels
         | _gang(rendering, role)
-        | common.labels(spec, role.name)
-        | {common.RELEASE: spec.name},
+        | object_names.labels(spec, role.name)
+        | {object_names.RELEASE: spec.name},
         "annotations": pod_annotations(spec) | cards.annotations | _unlabelled(rendering),
     }
     init = init_containers(spec, rendering.contents, image)
@@ -319,7 +169,7 @@ def pod_template(rendering: Rendering, role: Role) -> Manifest:
 
 def _unlabelled(rendering: Rendering) -> dict[str, str]:
     negative = rendering.spec.backfill and rendering.engine == "jobset"
-    return common.NO_PRIORITY_LABEL if negative else {}
+    return object_names.NO_PRIORITY_LABEL if negative else {}
 
 
 def _settings(spec: TrainingSpec, role: Role) -> Manifest:
@@ -396,7 +246,7 @@ def _volumes(rendering: Rendering, role: Role) -> list[MountedVolume]:
         volumes += [*claim_volumes(spec), *host_volumes(spec)]
     volumes += memory_volumes(spec)
     volumes += workspace_volumes(spec)
-    volumes += config_volumes(common.object_name(spec, "config"), contents)
+    volumes += config_volumes(object_names.object_name(spec, "config"), contents)
     volumes += code_volumes(spec)
     if spec.kind == "mpi":
         volumes.append(mpi_volume(spec))

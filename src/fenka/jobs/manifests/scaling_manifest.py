@@ -10,8 +10,8 @@ from typing import Literal
 
 from fenka.cluster.service_objects import REPLICA, TYPE, TYPES, VERSION, gateway_name
 from fenka.core.scaling import ScalingPolicy
-from fenka.jobs.manifests import common
-from fenka.jobs.manifests.common import Manifest
+from fenka.jobs.manifests import object_names
+from fenka.jobs.manifests.object_names import Manifest
 from fenka.jobs.service import ServiceSpec
 
 Scaler = Literal["keda", "fenka"]
@@ -51,9 +51,9 @@ def render_scaled_object(spec: ServiceSpec, namespace: str) -> Manifest:
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": behavior}},
         "triggers": [{"type": "external-push", "metadata": trigger}],
     }
-    labels = common.service_labels(spec.name, REPLICA)
+    labels = object_names.service_labels(spec.name, REPLICA)
     labels |= {VERSION: spec.version, TYPE: TYPES[spec.kind][0]}
-    return common.manifest("ScaledObject", "keda.sh/v1alpha1", name, labels, spec=fields)
+    return object_names.manifest("ScaledObject", "keda.sh/v1alpha1", name, labels, spec=fields)
 
 
 def gateway_rules(service: str, scaled: Collection[str]) -> list[Manifest]:

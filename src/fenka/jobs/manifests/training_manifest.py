@@ -16,19 +16,12 @@ from fenka.cluster import training_objects
 from fenka.core.request import InvalidRequest
 from fenka.jobs import roles
 from fenka.jobs.collection import Contents
-from fenka.jobs.manifests import common, pods
-from fenka.jobs.manifests.common import (
-    Manifest,
-    as_manifests,
-    binary_files,
-    claim_volumes,
-    config_files,
-    pod_security,
-    toleration,
-    tool_security,
-    without_empty,
-)
+from fenka.jobs.manifests import mpi_pods, object_names
+from fenka.jobs.manifests.common import toleration, without_empty
+from fenka.jobs.manifests.object_names import Manifest
+from fenka.jobs.manifests.pod_security import pod_security, tool_security
 from fenka.jobs.manifests.pods import Engine, Rendering, pod_template
+from fenka.jobs.manifests.volumes import as_manifests, binary_files, claim_volumes, config_files
 from fenka.jobs.repository import GIT_CREDENTIALS
 from fenka.jobs.roles import Role
 from fenka.jobs.training import TrainingSpec
@@ -81,11 +74,11 @@ def role_jobs(rendering: Rendering) -> list[Manifest]:
         return [root(rendering)]
     spec = rendering.spec
     return [
-        common.manifest(
+        object_names.manifest(
             "Job",
             "batch/v1",
             f"{spec.name}-{role.name}-0",
-            common.labels(spec, role.name),
+            object_names.labels(spec, role.name),
             spec=_job_spec(rendering, role),
         )
         for role in roles.roles(spec)
@@ -99,7 +92,9 @@ def _single(rendering: Rendering) -> Manifest:
     if spec.ttl_after_finished_s is not None:
         fields["ttlSecondsAfterFinished"] = math.ceil(spec.ttl_after_finished_s)
     return _with_spec(
-        common.manifest("Job", "batch/v1", spec.name, common.labels(spec, role.name), spec=fields),
+        object_names.manifest(
+            "Job", "batch/v1", spec.name, object_names.labels(spec, role.name), spec=fields
+        ),
         spec,
     )
 
@@ -137,13 +132,16 @@ def _jobset(rendering: Rendering) -> Manifest:
     if spec.ttl_after_finished_s is not None:
         fields["ttlSecondsAfterFinished"] = math.ceil(spec.ttl_after_finished_s)
     return _with_spec(
-        common.manifest("JobSet", JOBSET_VERSION, spec.name, common.labels(spec), spec=fields), spec
+        object_names.manifest(
+            "JobSet", JOBSET_VERSION, spec.name, object_names.labels(spec), spec=fields
+        ),
+        spec,
     )
 
 
 def _replicated_job(rendering: Rendering, role: Role) -> Manifest:
     template = {
-        "metadata": {"labels": common.labels(rendering.spec, role.name)},
+        "metadata": {"labels": object_names.labels(rendering.spec, role.name)},
         "spec": _job_spec(rendering, role),
     }
     job: Manifest = {"name": role.name, "replicas": 1, "template": template}
@@ -218,16 +216,22 @@ def dependents(rendering: Rendering) -> list[Manifest]:
     objects = list[Manifest]()
     if spec.kind == "mpi":
         hosts = [rendering.host("worker", index) for index in range(spec.workers)]
-        objects += pods.dependents(spec, contents, hosts)
+        objects += mpi_pods.dependents(spec, contents, hosts)
     if contents.code:
         archive = {"code.tar.gz": contents.code}
-        objects.append(binary_files(common.object_name(spec, "code"), common.labels(spec), archive))
-    objects += config_files(common.object_name(spec, "config"), common.labels(spec), contents)
-    if contents.credentials:
-        data = pods.encoded(dict(contents.credentials))
-        name = common.object_name(spec, "git")
         objects.append(
-            common.manifest("Secret", "v1", name, common.labels(spec), type="Opaque", data=data)
+            binary_files(object_names.object_name(spec, "code"), object_names.labels(spec), archive)
+        )
+    objects += config_files(
+        object_names.object_name(spec, "config"), object_names.labels(spec), contents
+    )
+    if contents.credentials:
+        data = mpi_pods.encoded(dict(contents.credentials))
+        name = object_names.object_name(spec, "git")
+        objects.append(
+            object_names.manifest(
+                "Secret", "v1", name, object_names.labels(spec), type="Opaque", data=data
+            )
         )
     if rendering.engine == "indexed-job":
         objects.append(_headless_service(spec))
@@ -243,12 +247,15 @@ def _headless_service(spec: TrainingSpec) -> Manifest:
         "publishNotReadyAddresses": True,
         "selector": {training_objects.JOB: spec.name, training_objects.ROLE: "worker"},
     }
-    return common.manifest("Service", "v1", spec.name, common.labels(spec), spec=fields)
+    return object_names.manifest("Service", "v1", spec.name, object_names.labels(spec), spec=fields)
 
 
 def _tensorboard(spec: TrainingSpec) -> list[Manifest]:
     """Return TensorBoard and its Service."""
-    name, labels = common.object_name(spec, "tensorboard"), common.labels(spec, "tensorboard")
+    name, labels = (
+        object_names.object_name(spec, "tensorboard"),
+        object_names.labels(spec, "tensorboard"),
+    )
     volumes = claim_volumes(spec)
     container = {
         "name": "tensorboard",
@@ -286,8 +293,8 @@ def _tensorboard(spec: TrainingSpec) -> list[Manifest]:
     ports = [{"name": "http", "port": TENSORBOARD_PORT, "targetPort": "http"}]
     service = {"type": "NodePort", "selector": labels, "ports": ports}
     return [
-        common.manifest("Deployment", "apps/v1", name, labels, spec=deployment),
-        common.manifest("Service", "v1", name, labels, spec=service),
+        object_names.manifest("Deployment", "apps/v1", name, labels, spec=deployment),
+        object_names.manifest("Service", "v1", name, labels, spec=service),
     ]
 
 

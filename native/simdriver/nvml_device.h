@@ -38,6 +38,8 @@ struct nvml_target {
 nvmlReturn_t nvml_target(nvmlDevice_t device, struct nvml_target *target);
 bool nvml_is_mig(nvmlDevice_t device);
 bool nvml_mig_by_uuid(const char *uuid, nvmlDevice_t *device);
+/* nvml_topology.c: how many NVLinks of the card are connected. */
+uint32_t nvml_link_count(uint32_t card);
 /* Frees every event set, and wakes the threads that wait in one. */
 void nvml_events_end(void);
 /* A function that returns one value of a card; the expression may use `index` and `card`. */

@@ -66,7 +66,7 @@ static uint32_t partner_of(uint32_t card) {
 }
 
 /* How many links of the card are connected. */
-static uint32_t link_count(uint32_t card) {
+uint32_t nvml_link_count(uint32_t card) {
     if (node_state->topology == FENKA_NODE_NVSWITCH)
         return node_state->cards[card].compute_major >= 9 ? 18 : node_state->cards[card].compute_major == 8 ? 12 : 6;
     bool paired = node_state->topology == FENKA_NODE_BRIDGES && partner_of(card) < node_state->card_count &&
@@ -81,7 +81,7 @@ static nvmlReturn_t connected(nvmlDevice_t device, unsigned int link, uint32_t *
         return NVML_ERROR_NOT_SUPPORTED;
     if (link >= NVML_NVLINK_MAX_LINKS)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *active = link < link_count(*card);
+    *active = link < nvml_link_count(*card);
     return NVML_SUCCESS;
 }
 
@@ -128,7 +128,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int 
 static bool linked(uint32_t one, uint32_t other) {
     if (node_state->topology == FENKA_NODE_NVSWITCH)
         return true;
-    return link_count(one) > 0 && partner_of(one) == other;
+    return nvml_link_count(one) > 0 && partner_of(one) == other;
 }
 
 nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int link, nvmlNvLinkCapability_t capability,
@@ -167,17 +167,37 @@ static void set_bits(unsigned long *set, unsigned int words, uint32_t from, uint
 }
 
 /* Without a topology all CPUs are near. Each of two sockets has half of them; one CPU belongs to both. */
+static void cpus_of(uint32_t card, uint32_t *from, uint32_t *to) {
+    uint32_t cpus = node_state->cpus;
+    *from = socket_of(card) ? cpus / 2 : 0;
+    *to = socket_of(card) || node_state->topology == FENKA_NODE_FLAT ? cpus : (cpus + 1) / 2;
+}
+
 nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int words, unsigned long *set) {
-    uint32_t card, cpus;
+    uint32_t card, from, to;
     TRY(nvml_card(device, &card));
     if (!set)
         return NVML_ERROR_INVALID_ARGUMENT;
     memset(set, 0, words * sizeof *set);
-    cpus = node_state->cpus;
-    if (socket_of(card))
-        set_bits(set, words, cpus / 2, cpus);
-    else
-        set_bits(set, words, 0, node_state->topology == FENKA_NODE_FLAT ? cpus : (cpus + 1) / 2);
+    cpus_of(card, &from, &to);
+    set_bits(set, words, from, to);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned int cpu, unsigned int *count, nvmlDevice_t *near) {
+    uint32_t found = 0, from, to;
+    TRY(nvml_ready());
+    if (!count || cpu >= node_state->cpus || (*count > 0 && !near))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    for (uint32_t card = 0; card < node_state->card_count; card++) {
+        cpus_of(card, &from, &to);
+        if (cpu < from || cpu >= to)
+            continue;
+        if (found < *count)
+            near[found] = nvml_handle(card);
+        found++;
+    }
+    *count = found;
     return NVML_SUCCESS;
 }
 

@@ -168,11 +168,7 @@ CUresult cuCtxGetCurrent(CUcontext *context) {
 
 /* ---- created contexts ---- */
 
-CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
-    uint32_t card;
-    TRY(device_card(device, &card));
-    if (!context || context_stack_full())
-        return CUDA_ERROR_INVALID_VALUE;
+static CUresult create(CUcontext *context, unsigned flags, CUdevice device) {
     CUcontext fresh = calloc(1, sizeof *fresh);
     if (!fresh)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -188,7 +184,16 @@ CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
         return result;
     }
     *context = fresh;
-    context_push(fresh);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
+    uint32_t card;
+    TRY(device_card(device, &card));
+    if (!context || context_stack_full())
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(create(context, flags, device));
+    context_push(*context);
     return CUDA_SUCCESS;
 }
 
@@ -203,10 +208,7 @@ CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsig
     return plain ? cuCtxCreate_v2(context, flags, device) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-CUresult cuCtxDestroy_v2(CUcontext context) {
-    TRY(driver_ready());
-    if (!context_valid(context) || context->primary)
-        return CUDA_ERROR_INVALID_CONTEXT;
+static CUresult destroy(CUcontext context) {
     pthread_mutex_lock(&lock);
     bool ours = context->alive;
     if (ours)
@@ -216,6 +218,41 @@ CUresult cuCtxDestroy_v2(CUcontext context) {
     if (context_top() == context)
         context_pop(&popped);
     return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult cuCtxDestroy_v2(CUcontext context) {
+    TRY(driver_ready());
+    if (!context_valid(context) || context->primary || context->green)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    return destroy(context);
+}
+
+/* ---- contexts with a part of a device ---- */
+
+CUresult context_of_part(CUcontext *context, CUdevice device, unsigned multiprocessors) {
+    CUcontext primary;
+    TRY(cuDevicePrimaryCtxRetain(&primary, device));
+    CUresult result = create(context, 0, device);
+    if (result == CUDA_SUCCESS)
+        (*context)->multiprocessors = multiprocessors;
+    else
+        cuDevicePrimaryCtxRelease(device);
+    return result;
+}
+
+CUresult context_part_end(CUcontext context) {
+    CUdevice device = context->device;
+    TRY(destroy(context));
+    return cuDevicePrimaryCtxRelease(device);
+}
+
+bool context_shares(CUcontext one, CUcontext other) {
+    return one == other || ((one->green || other->green) && one->device == other->device);
+}
+
+uint64_t context_duration(CUcontext context, uint64_t duration_ns) {
+    uint64_t whole = device_duration(context->card, duration_ns);
+    return context->multiprocessors ? whole * device_multiprocessors(context->card) / context->multiprocessors : whole;
 }
 
 /* ---- questions ---- */

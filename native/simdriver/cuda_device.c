@@ -190,6 +190,10 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
         *value = (int)card->compute_minor;
         break;
+    case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH:
+    case CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED:
+        *value = card->compute_major >= 9;
+        break;
     case CU_DEVICE_ATTRIBUTE_CLOCK_RATE:
         *value = (int)card->max_sm_clock_mhz * 1000;
         break;

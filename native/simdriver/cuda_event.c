@@ -46,7 +46,7 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int fla
     CUstream stream;
     (void)flags;
     TRY(stream_resolve(handle, &context, &stream));
-    if (!object_get(event, EVENT) || event->object.context != context)
+    if (!object_get(event, EVENT) || !context_shares(event->object.context, context))
         return CUDA_ERROR_INVALID_HANDLE;
     if (capture_record(event, stream))
         return CUDA_SUCCESS;

@@ -37,6 +37,7 @@ static void after_fork(void) {
     graph_memory_after_fork();
     modules_after_fork();
     host_functions_after_fork();
+    coredump_after_fork();
 }
 
 static CUresult initialise(void) {

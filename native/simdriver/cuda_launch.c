@@ -20,7 +20,7 @@ static CUresult launch(const CUDA_KERNEL_NODE_PARAMS *what, CUstream stream_hand
     TRY(capture_work(context, stream, &work, &taken));
     if (taken)
         return CUDA_SUCCESS;
-    uint64_t duration_ns = device_duration(context->card, function->duration_ns);
+    uint64_t duration_ns = context_duration(context, function->duration_ns);
     stream_extend(context, stream, timeline_add(context->card, duration_ns));
     events_settle(context->card);
     return CUDA_SUCCESS;
@@ -110,5 +110,55 @@ CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction handl
     int most;
     TRY(cuDeviceGetAttribute(&most, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, device));
     *bytes = each < 0 ? 0 : each < most ? (size_t)each : (size_t)most;
+    return CUDA_SUCCESS;
+}
+
+/* ---- clusters: blocks that run together, since compute capability 9.0 ---- */
+
+#define CLUSTER_CAPABILITY 9
+#define CLUSTER 8 /* blocks, in every program; 16 where a function allows what not all cards have */
+
+static CUresult cluster_card(CUfunction handle, const CUlaunchConfig *config, uint32_t *card,
+                             struct CUfunc_st **function) {
+    CUcontext context;
+    TRY(context_current(&context));
+    TRY(function_resolve(handle, function));
+    *card = context->card;
+    if (node_state->cards[*card].compute_major < CLUSTER_CAPABILITY)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return config && (config->numAttrs == 0 || config->attrs) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static unsigned cluster_of(const CUlaunchConfig *config) {
+    for (unsigned i = 0; i < config->numAttrs; i++)
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+            return config->attrs[i].value.clusterDim.x * config->attrs[i].value.clusterDim.y *
+                   config->attrs[i].value.clusterDim.z;
+    return 1;
+}
+
+CUresult cuOccupancyMaxPotentialClusterSize(int *blocks, CUfunction handle, const CUlaunchConfig *config) {
+    uint32_t card;
+    struct CUfunc_st *function;
+    TRY(cluster_card(handle, config, &card, &function));
+    if (!blocks)
+        return CUDA_ERROR_INVALID_VALUE;
+    bool larger = function->attributes[CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED];
+    *blocks = larger ? 2 * CLUSTER : CLUSTER;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction handle, const CUlaunchConfig *config) {
+    uint32_t card;
+    int most, each;
+    struct CUfunc_st *function;
+    TRY(cluster_card(handle, config, &card, &function));
+    TRY(cuOccupancyMaxPotentialClusterSize(&most, handle, config));
+    unsigned blocks = cluster_of(config);
+    if (!clusters || blocks == 0 || blocks > (unsigned)most)
+        return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    TRY(cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        &each, handle, (int)(config->blockDimX * config->blockDimY * config->blockDimZ), config->sharedMemBytes));
+    *clusters = each * (int)device_multiprocessors(card) / (int)blocks;
     return CUDA_SUCCESS;
 }

@@ -550,3 +550,9 @@ CUresult cuFuncSetCacheConfig(CUfunction handle, CUfunc_cache config) {
     TRY(driver_ready());
     return function_resolve(handle, &function);
 }
+
+CUresult cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice device) {
+    uint32_t card;
+    TRY(device_card(device, &card));
+    return cuFuncSetCacheConfig((CUfunction)kernel, config);
+}

@@ -1,9 +1,9 @@
-/* What a device can be divided into: multiprocessors. Green contexts, which would use a part, are not simulated. */
+/* What a device can be divided into: multiprocessors, of which green contexts have parts, and queues. */
 #include "driver.h"
 
 static unsigned granule(uint32_t card) { return node_state->cards[card].compute_major >= 9 ? 8 : 2; }
 
-static CUresult resource_of(uint32_t card, CUdevResource *resource, CUdevResourceType type) {
+static CUresult resource_of(CUdevice device, uint32_t card, CUdevResource *resource, CUdevResourceType type) {
     if (!resource)
         return CUDA_ERROR_INVALID_VALUE;
     *resource = (CUdevResource){.type = type};
@@ -14,9 +14,12 @@ static CUresult resource_of(uint32_t card, CUdevResource *resource, CUdevResourc
         resource->sm.smCoscheduledAlignment = granule(card);
         return CUDA_SUCCESS;
     case CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG:
+        resource->wqConfig.device = device;
         resource->wqConfig.wqConcurrencyLimit = 8;
         resource->wqConfig.sharingScope = CU_WORKQUEUE_SCOPE_DEVICE_CTX;
         return CUDA_SUCCESS;
+    case CU_DEV_RESOURCE_TYPE_WORKQUEUE:
+        return CUDA_SUCCESS; /* it has no fields of its own */
     default:
         return CUDA_ERROR_INVALID_RESOURCE_TYPE;
     }
@@ -25,21 +28,10 @@ static CUresult resource_of(uint32_t card, CUdevResource *resource, CUdevResourc
 CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type) {
     uint32_t card;
     TRY(device_card(device, &card));
-    return resource_of(card, resource, type);
+    return resource_of(device, card, resource, type);
 }
 
-CUresult cuCtxGetDevResource(CUcontext context, CUdevResource *resource, CUdevResourceType type) {
-    TRY(driver_ready());
-    return context_valid(context) ? resource_of(context->card, resource, type) : CUDA_ERROR_INVALID_CONTEXT;
-}
-
-CUresult cuStreamGetDevResource(CUstream stream, CUdevResource *resource, CUdevResourceType type) {
-    CUcontext context;
-    TRY(stream_resolve(stream, &context, &stream));
-    return resource_of(context->card, resource, type);
-}
-
-/* ---- division: arithmetic only, since nothing uses the parts ---- */
+/* ---- division ---- */
 
 static CUdevResource part(const CUdevResource *whole, unsigned count) {
     CUdevResource made = *whole;
@@ -71,16 +63,16 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource *result, unsigned int *groups
     return CUDA_SUCCESS;
 }
 
-/* Groups as the program describes them; 0 = as many as are left. */
+/* Groups as the program describes them; 0 = as many as are left and start together. */
 CUresult cuDevSmResourceSplit(CUdevResource *result, unsigned int groups, const CUdevResource *input,
                               CUdevResource *remainder, unsigned int flags, CU_DEV_SM_RESOURCE_GROUP_PARAMS *wanted) {
     (void)flags;
     TRY(driver_ready());
     if (!input || input->type != CU_DEV_RESOURCE_TYPE_SM || groups == 0 || !wanted)
         return CUDA_ERROR_INVALID_VALUE;
-    unsigned left = input->sm.smCount;
+    unsigned left = input->sm.smCount, align = input->sm.smCoscheduledAlignment ? input->sm.smCoscheduledAlignment : 2;
     for (unsigned i = 0; i < groups; i++) {
-        unsigned count = wanted[i].smCount ? wanted[i].smCount : left;
+        unsigned count = wanted[i].smCount ? wanted[i].smCount : left / align * align;
         if (count == 0 || count % 2 != 0 || count > left)
             return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
         wanted[i].smCount = count;

@@ -2,9 +2,7 @@
 #include "driver.h"
 #include "timeline.h"
 
-CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority) {
-    CUcontext context;
-    TRY(context_current(&context));
+CUresult stream_make(CUstream *stream, CUcontext context, unsigned flags, int priority) {
     if (!stream || flags > CU_STREAM_NON_BLOCKING)
         return CUDA_ERROR_INVALID_VALUE;
     CUstream made = stream_new(context);
@@ -14,6 +12,12 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int pr
     made->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
     *stream = made;
     return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority) {
+    CUcontext context;
+    TRY(context_current(&context));
+    return stream_make(stream, context, flags, priority);
 }
 
 CUresult cuStreamCreate(CUstream *stream, unsigned int flags) { return cuStreamCreateWithPriority(stream, flags, 0); }

@@ -59,6 +59,8 @@ enum object_kind {
     EXEC,
     USER_OBJECT,
     TEXTURE,
+    RESOURCES_OF_DEVICE,
+    GREEN,
     OBJECT_KINDS
 };
 struct object {
@@ -91,6 +93,8 @@ struct CUctx_st {
     uint64_t end;            /* position of the end of all its work on the card's time line */
     unsigned host_functions; /* enqueued and not yet called */
     size_t limits[CONTEXT_LIMITS];
+    CUgreenCtx green;         /* whose context this is, or NULL */
+    unsigned multiprocessors; /* that it has; 0 = all */
     struct CUctx_st *next;
 };
 /* context_stack.c: the calling thread's stack. context_push requires a stack that is not full. */
@@ -103,6 +107,13 @@ bool context_pop(CUcontext *context);
 void context_set_top(CUcontext context);
 void context_stack_after_fork(void);
 /* cuda_context.c */
+/* A context with a part of the device's multiprocessors, which holds the primary context; and its end. */
+CUresult context_of_part(CUcontext *context, CUdevice device, unsigned multiprocessors);
+CUresult context_part_end(CUcontext context);
+/* Whether events of one can stand for work of the other: a green context belongs to its primary one. */
+bool context_shares(CUcontext one, CUcontext other);
+/* How long a kernel takes there that takes so long on the whole card. */
+uint64_t context_duration(CUcontext context, uint64_t duration_ns);
 void contexts_after_fork(void);
 static inline void raise_to(uint64_t *at, uint64_t value) {
     uint64_t seen = __atomic_load_n(at, __ATOMIC_RELAXED);
@@ -205,6 +216,16 @@ CUresult event_from(CUevent *event, CUcontext context, struct moment *theirs);
 void event_mark(CUevent event, uint32_t card, uint64_t position);
 bool event_done(CUevent event);
 void event_unlist(CUevent event);
+
+/* ---- cuda_green.c ---- */
+/* Of a green context its own part, else the device's. */
+CUresult green_resource(CUcontext context, CUdevResource *resource, CUdevResourceType type);
+
+/* ---- cuda_stream.c ---- */
+CUresult stream_make(CUstream *stream, CUcontext context, unsigned flags, int priority);
+
+/* ---- cuda_coredump.c ---- */
+void coredump_after_fork(void);
 
 /* ---- host_functions.c ---- */
 struct host_call {

@@ -38,6 +38,7 @@ LARGEST_ANNOTATIONS = 262_083
 COMPONENTS = {
     "scheduler": ("fenka", "scheduler"),
     "node": ("fenka.cli.admin.node_process",),
+    "relay": ("fenka.cli.admin.relay_process",),
     "kubelet": ("kubelet", "--config"),
     "containerd": ("containerd", "--config"),
 }

@@ -179,6 +179,25 @@ def test_files_of_slices_are_on_the_host_when_the_node_program_is_replaced() -> 
 
 
 @needs_helm
+def test_relay_outlives_the_node_program_and_has_no_right_but_its_files() -> None:
+    """It is a sidecar, which starts before the program and ends after it, without the API server."""
+    pod = pod_of(find(render(), "DaemonSet", "fenka-node"))
+    (program,), (relay,) = pod["containers"], pod["initContainers"]
+    assert relay["restartPolicy"] == "Always"
+    assert relay["image"] == program["image"]
+    assert "--relay=/run/fenka-relay" in program["args"]
+    assert relay["args"] == ["plugin-relay", "--directory=/run/fenka-relay"]
+    shared = {mount["name"]: mount["mountPath"] for mount in relay["volumeMounts"]}
+    assert set(shared) == {"device-plugins", "relay", "state"}
+    assert (
+        shared.items()
+        <= {mount["name"]: mount["mountPath"] for mount in program["volumeMounts"]}.items()
+    )
+    assert relay["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert "privileged" not in relay["securityContext"]
+
+
+@needs_helm
 def test_node_program_sees_device_files_of_instances_that_appear_while_it_runs() -> None:
     """A privileged container has the device files that existed when it started; simulated cards have none."""
     objects = render(simulatedCards=[T4])

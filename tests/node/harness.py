@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from fenka.node.advertiser import Advertised
 from fenka.node.inventory import CardHealth
 from fenka.node.kubelet import messages_pb2 as api
 from fenka.node.kubelet.client import HEALTHY, Kubelet
+from fenka.node.kubelet.relay import Relay
 from fenka.node.lease import files
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import LeaseStore
@@ -144,6 +145,7 @@ class FakeKubelet:
         return api.Empty()
 
     async def _follow(self, resource: str) -> None:
+        endpoint = self.endpoints[resource]
         with contextlib.suppress(grpc.aio.AioRpcError):
             async with self._channel(resource) as channel:
                 stream = channel.unary_stream(
@@ -153,6 +155,9 @@ class FakeKubelet:
                 )
                 async for answer in stream(api.Empty()):
                     self.devices[resource] = {device.ID: device.health for device in answer.devices}
+        if self.endpoints.get(resource) == endpoint:
+            # A plugin whose stream has ended has no healthy devices (`markResourceUnhealthy`).
+            self.devices[resource] = {}
 
     def _channel(self, resource: str) -> Any:
         return grpc.aio.insecure_channel(f"unix://{self.plugins / self.endpoints[resource]}")
@@ -368,12 +373,14 @@ class NodeHarness:
     placed: UsageTotals = field(default_factory=UsageTotals)
     now: float = 1e9
     spans: PodSpans | None = None
+    relayed: bool = False
     program: Program = field(init=False)
     node_api: NodeApi = field(init=False)
     health: CardHealth = field(init=False)
     store: LeaseStore = field(init=False)
     lease_files: LeaseFiles = field(init=False)
     _tasks: list["asyncio.Task[Any]"] = field(default_factory=list)
+    _relay: "asyncio.Task[None] | None" = None
 
     @property
     def agent(self) -> Agent:
@@ -396,7 +403,8 @@ class NodeHarness:
         self.lease_files.prepare()
         self.node_api = NodeApi(self.api, NODE)  # type: ignore[arg-type]
         self.health = CardHealth(self.hardware)  # type: ignore[arg-type]
-        kubelet = Kubelet(self.kubelet.plugins, self.kubelet.pod_resources)
+        plugins = self.relay_directory if self.relayed else self.kubelet.plugins
+        kubelet = Kubelet(plugins, self.kubelet.pod_resources, self.kubelet.plugins)
         self.program = assemble(
             Edges(
                 self.node_api,
@@ -416,8 +424,8 @@ class NodeHarness:
                 self.spans,
             ),
         )
-        plugins = (plugin.run() for plugin in self.program.plugins.values())
-        work = (self.agent.run(), self.node_api.run(), *plugins, self.program.instances.run())
+        running = (plugin.run() for plugin in self.program.plugins.values())
+        work = (self.agent.run(), self.node_api.run(), *running, self.program.instances.run())
         self._tasks = [asyncio.create_task(coroutine) for coroutine in work]
         await until(lambda: self.node_api.synced)
 
@@ -438,7 +446,30 @@ class NodeHarness:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.kubelet.devices.clear()
+        if not self.relayed:
+            self.kubelet.devices.clear()
+
+    @property
+    def relay_directory(self) -> Path:
+        """Where the program registers with the relay."""
+        return self.root / "relay"
+
+    async def start_relay(self) -> None:
+        """Start the relay, as its container does."""
+
+        async def issue(resource: str, ids: Sequence[str]) -> str:
+            return LeaseStore(self.root / "state", clock=lambda: self.now).issue(resource, ids).name
+
+        self.relay_directory.mkdir(exist_ok=True)
+        kubelet = Kubelet(self.kubelet.plugins, self.kubelet.pod_resources)
+        self._relay = asyncio.create_task(Relay(kubelet, self.relay_directory, issue).run())
+        await until((self.relay_directory / "kubelet.sock").exists)
+
+    async def kill_relay(self) -> None:
+        """End the relay as SIGKILL does."""
+        if self._relay is not None:
+            self._relay.cancel()
+            await asyncio.wait([self._relay])
 
     async def ready(self, resource: str = gpushare.MEMORY) -> None:
         """Wait until the kubelet has devices of a resource."""
@@ -589,6 +620,7 @@ async def node_harness(
     layouts: Path | None = None,
     labelled_only: bool = False,
     taint: bool = True,
+    relayed: bool = False,
 ) -> AsyncIterator[NodeHarness]:
     """Run a node that shares its cards, unless its labels say otherwise. hardware: in place of the cards."""
     # A socket's path is short: pytest's own folders are too deep.
@@ -599,13 +631,16 @@ async def node_harness(
         await kubelet.start()
         hardware = hardware or FakeHardware(cards or (card(0),))
         made = NodeHarness(root, FakeApi(), kubelet, hardware, library, layouts=layouts)
-        made.labelled_only, made.taint = labelled_only, taint
+        made.labelled_only, made.taint, made.relayed = labelled_only, taint, relayed
         made.node(**(labels or {"gpushare": "true"}))
+        if relayed:
+            await made.start_relay()
         await made.start()
         try:
             yield made
         finally:
             await made.kill()
+            await made.kill_relay()
             await kubelet.stop()
 
 

@@ -19,8 +19,8 @@ from fenka.hardware.driver_edits import LIBRARY_DIRECTORIES
 from fenka.hardware.nvml import GpuProcess, Hardware, Xid
 from fenka.isolation.driver_usage import ActivityTracker
 from fenka.node.driver import NodeDriver
+from fenka.node.instance_device import InstanceDevice
 from fenka.node.lease.store import Lease
-from fenka.node.mig_instances import InstanceDevice
 from fenka.node.monitor.metrics import Exporter
 from fenka.node.monitor.monitor import Monitor, ViolationPolicy
 from fenka.node.monitor.usage import Usage

@@ -16,7 +16,7 @@ from fenka.cloud.config_file import CONFIGS
 from fenka.core import errors
 from fenka.gateway.main import GatewayOptions
 from fenka.jobs.kubernetes.checks import ClusterDefaults
-from fenka.node.config import NodeConfig
+from fenka.node.config import NodeConfig, RelayConfig
 from fenka.scheduler.main import ServerOptions
 from fenka.workstation.files import DaemonConfig
 from fenka.workstation.main import option_name
@@ -34,6 +34,10 @@ PROGRAMS: Mapping[str, tuple[type, str]] = {
     "The node program": (
         NodeConfig,
         "Options of `fenka node`. The chart sets them from its values `node.…`.",
+    ),
+    "The relay of device plugins": (
+        RelayConfig,
+        "Options of `fenka plugin-relay`. The chart sets them from its values `node.…`.",
     ),
     "The scheduler": (
         ServerOptions,

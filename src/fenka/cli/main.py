@@ -133,6 +133,11 @@ ADMIN: Groups = {
     "Programs of the chart": (
         Command("scheduler", "admin.programs", "Serve kube-scheduler as its extender."),
         Command("node", "admin.programs", "Serve this node's cards to its kubelet."),
+        Command(
+            "plugin-relay",
+            "admin.programs:plugin_relay",
+            "Stay registered with the kubelet while `fenka node` restarts.",
+        ),
         Command("gateway", "admin.programs", "Pass a service's requests on to its replicas."),
     ),
 }

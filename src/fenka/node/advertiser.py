@@ -120,9 +120,12 @@ class DeviceAdvertiser:
 
     @property
     def _listed(self) -> bool:
-        """Whether the kubelet has read the device list of every plugin that has devices."""
+        """Whether the kubelet has read the device list of every plugin that has devices.
+
+        The relay reads the list before the kubelet does, and answers the registration afterwards.
+        """
         plugins = self._plugins[gpushare.MEMORY], *self._with_devices()
-        return all(plugin.listed.is_set() for plugin in plugins)
+        return all(plugin.listed.is_set() and plugin.registered.is_set() for plugin in plugins)
 
     def _with_devices(self) -> Iterator[Plugin]:
         return (plugin for plugin in self._plugins.values() if plugin.devices)

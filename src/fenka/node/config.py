@@ -12,6 +12,27 @@ from fenka.server.program import LogLevel
 SpotNotices = Literal["auto", "always", "never"]
 
 
+STORE = "node"
+"""The folder of tokens in the directory `state`."""
+_State = Annotated[
+    Path,
+    Meta(
+        title="DIRECTORY",
+        description="libraries and records of leases, at the same path on the node; not noexec",
+    ),
+]
+
+
+class RelayConfig(msgspec.Struct, frozen=True):
+    """The options of `fenka plugin-relay`."""
+
+    directory: Annotated[
+        Path, Meta(title="DIRECTORY", description="where the node program registers: its --relay")
+    ]
+    state: _State = Path("/var/lib/fenka")
+    log_level: LogLevel = "info"
+
+
 class NodeConfig(msgspec.Struct, frozen=True):
     """The options of `fenka node`."""
 
@@ -26,13 +47,14 @@ class NodeConfig(msgspec.Struct, frozen=True):
     host_root: Annotated[
         Path, Meta(description="where this process sees the node's root directory")
     ] = Path("/")
-    state: Annotated[
-        Path,
+    state: _State = Path("/var/lib/fenka")
+    relay: Annotated[
+        Path | None,
         Meta(
             title="DIRECTORY",
-            description="libraries and records of leases, at the same path on the node; not noexec",
+            description="register with `fenka plugin-relay` of this directory; default: with the kubelet",
         ),
-    ] = Path("/var/lib/fenka")
+    ] = None
     driver_root: Annotated[
         str,
         Meta(

@@ -31,7 +31,7 @@ from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.mig.keeper import InstanceKeeper
 from fenka.mig.manager import InstanceManager, geometries
 from fenka.node.advertiser import Advertised
-from fenka.node.config import NodeConfig
+from fenka.node.config import STORE, NodeConfig
 from fenka.node.driver import RETRY_S, NodeDriver, lock_cards
 from fenka.node.inventory import CardHealth
 from fenka.node.kubelet import client
@@ -226,7 +226,6 @@ _LOG = logging.getLogger(__name__)
 _WARN_EVERY_S = 3600.0
 
 # The node's own directories, at the same paths in this process.
-_PLUGINS = Path("/var/lib/kubelet/device-plugins")
 _POD_RESOURCES = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 _CDI = Path("/var/run/cdi")
 _LEASES = Path("/run/fenka/leases")
@@ -307,11 +306,11 @@ async def _serve(
         health.restore(published)
         locks.enter_context(lock_cards([card for card in health.known if card.uuid not in locked]))
         check_unit(health.known, unit_mib)
-        store = LeaseStore(config.state / "node")
+        store = LeaseStore(config.state / STORE)
         for complaint in store.load():
             _LOG.error("%s", complaint)
         files.prepare()
-        kubelet = Kubelet(_PLUGINS, _POD_RESOURCES)
+        kubelet = Kubelet(config.relay or client.PLUGINS, _POD_RESOURCES, client.PLUGINS)
         dialects = WITH_HAMI if config.hami_names else DIALECTS
         advertised = Advertised(
             config.exclusive, config.labelled_only, dialects, taint=config.free_cards_taint

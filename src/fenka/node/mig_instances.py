@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import msgspec
-
 from fenka.core.inventory import Card, DeviceId, InstanceId, Node
 from fenka.core.mig.geometry import Geometry, Place
 from fenka.core.mig.instances import instance_card
@@ -31,6 +29,7 @@ from fenka.hardware.nvml_mig import (
 from fenka.mig.instance_driver import InstanceDriver, sentence
 from fenka.mig.keeper import GpuInstanceRecord
 from fenka.mig.manager import InstanceManager, InstanceStatus, is_enabled
+from fenka.node.instance_device import InstanceDevice
 from fenka.node.node_api import NodeApi
 
 _LOG = logging.getLogger(__name__)
@@ -40,22 +39,6 @@ OBSERVE_S = 5.0
 
 RETRY_S = 1.0
 """Between attempts to destroy what is in use: a driver frees a killed process's memory with some delay."""
-
-
-class InstanceDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An instance that exists.
-
-    Attributes:
-        uuid: the device's. One that is created again at the same place has the same.
-        generation: a number that no other instance of the node has.
-        compute: in percent of the whole card.
-        files: its device files, beside those of its card.
-    """
-
-    uuid: str
-    generation: int
-    compute: int
-    files: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)

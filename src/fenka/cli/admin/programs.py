@@ -42,7 +42,18 @@ def node() -> Callable[..., None]:
     from fenka.node.config import NodeConfig
 
     def run(config: NodeConfig) -> None:
-        node_process.start(config)
+        node_process.start("node_process", config)
+
+    return run
+
+
+def plugin_relay() -> Callable[..., None]:
+    """Return the program that stays registered with the kubelet while the node program restarts."""
+    from fenka.cli.admin import node_process
+    from fenka.node.config import RelayConfig
+
+    def run(config: RelayConfig) -> None:
+        node_process.start("relay_process", config)
 
     return run
 

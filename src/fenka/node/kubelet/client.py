@@ -6,7 +6,7 @@ plugin's answers. The checkpoint takes precedence where it can be read.
 """
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ MESSAGE_BYTES = 4 << 20
 """Size of the longest message that the kubelet reads."""
 
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
+PLUGINS = Path("/var/lib/kubelet/device-plugins")
+"""The kubelet's directory of plugins, at the same path in fenka's containers."""
 LEASE_KIND = "fenka.io/lease"
 """CDI kind of leases. Its devices are tokens."""
 
@@ -50,10 +52,15 @@ class Claim:
 
 
 class Kubelet:
-    """This node's kubelet, which may be unavailable or restart at any time."""
+    """This node's kubelet, which may be unavailable or restart at any time.
 
-    def __init__(self, plugins: Path, pod_resources: Path) -> None:
+    plugins: the directory in which plugins register, the kubelet's or the relay's. state: the kubelet's
+    directory of plugins, which has its checkpoint, if `plugins` is the relay's.
+    """
+
+    def __init__(self, plugins: Path, pod_resources: Path, state: Path | None = None) -> None:
         self.plugins, self.pod_resources = plugins, pod_resources
+        self._checkpoint = (state or plugins) / "kubelet_internal_checkpoint"
 
     @property
     def socket(self) -> Path:
@@ -86,7 +93,7 @@ class Kubelet:
             for container in pod.containers
             for resource, ids in _by_resource(container.devices).items()
         ]
-        return [*read_checkpoint(self.plugins / "kubelet_internal_checkpoint"), *listed]
+        return [*read_checkpoint(self._checkpoint), *listed]
 
 
 def _by_resource(devices: Sequence[Any]) -> dict[str, set[str]]:
@@ -98,18 +105,42 @@ def _by_resource(devices: Sequence[Any]) -> dict[str, set[str]]:
 
 
 async def _call(socket: Path, method: str, request: Message, kind: type[Any]) -> Any:
-    async with grpc.aio.insecure_channel(f"unix://{socket}", options=_UNLIMITED) as channel:
-        call = channel.unary_unary(
+    try:
+        return await call(socket, method, request, kind, _TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        raise KubeletUnavailable(
+            f"the kubelet does not answer on {socket}: {error.details()}"
+        ) from None
+
+
+async def call(
+    socket: Path, method: str, request: Message, kind: type[Any], timeout_s: float
+) -> Any:
+    """Return the answer to one call on a Unix socket. Raises AioRpcError."""
+    async with channel(socket) as connection:
+        method_call = connection.unary_unary(
             method,
             request_serializer=serialize,
             response_deserializer=kind.FromString,
         )
-        try:
-            return await call(request, timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise KubeletUnavailable(
-                f"the kubelet does not answer on {socket}: {error.details()}"
-            ) from None
+        return await method_call(request, timeout=timeout_s)
+
+
+def channel(socket: Path) -> grpc.aio.Channel:
+    """Return a channel to a Unix socket, for messages of any size."""
+    return grpc.aio.insecure_channel(f"unix://{socket}", options=_UNLIMITED)
+
+
+async def device_lists(socket: Path) -> AsyncIterator[list[tuple[str, bool]]]:
+    """Yield a plugin's device lists: IDs, each with whether it is healthy. Raises AioRpcError."""
+    async with channel(socket) as connection:
+        stream = connection.unary_stream(
+            "/v1beta1.DevicePlugin/ListAndWatch",
+            request_serializer=serialize,
+            response_deserializer=api.ListAndWatchResponse.FromString,
+        )
+        async for answer in stream(api.Empty()):
+            yield [(device.ID, device.health == HEALTHY) for device in answer.devices]
 
 
 def serialize(message: Message) -> bytes:
@@ -159,10 +190,14 @@ def read_checkpoint(path: Path) -> list[Claim]:
 
 def _token(answer: str) -> str:
     try:
-        decoded = api.ContainerAllocateResponse.FromString(base64.b64decode(answer))
+        return token_of(api.ContainerAllocateResponse.FromString(base64.b64decode(answer)))
     except (DecodeError, ValueError):
         return ""
-    for device in decoded.cdi_devices:
+
+
+def token_of(answer: api.ContainerAllocateResponse) -> str:
+    """Return the token that a plugin's answer names, or an empty string."""
+    for device in answer.cdi_devices:
         kind, _, token = device.name.partition("=")
         if kind == LEASE_KIND:
             return token

@@ -50,7 +50,8 @@ class Plugin:
         _on_change: Called when `registered` or `listed` changes.
         devices: The advertised device IDs, each with whether it is healthy.
         registered: Set while the kubelet knows of this plugin, as far as can be seen.
-        listed: Set while the kubelet has also read its device list.
+        listed: Set while the kubelet also reads its device lists, and has read the first.
+        _lost: Set when the kubelet has stopped reading them. It fails pods until the plugin registers again.
     """
 
     resource: str
@@ -61,6 +62,8 @@ class Plugin:
     devices: list[tuple[str, bool]] = field(default_factory=list)
     registered: asyncio.Event = field(default_factory=asyncio.Event)
     listed: asyncio.Event = field(default_factory=asyncio.Event)
+    _lost: asyncio.Event = field(default_factory=asyncio.Event)
+    _readers: int = 0
     _version: int = 0
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -115,12 +118,19 @@ class Plugin:
         try:
             await server.start()
             own = _identity(path)
+            self._lost.clear()
             await self._kubelet.register(path.name, self.resource, self._options_now)
             _LOG.info("%s is registered with the kubelet", self.resource)
             self.registered.set()
+            self._on_change()
             while (_identity(self._kubelet.socket), _identity(path)) == (kubelet, own):
-                await asyncio.sleep(POLL_S)
-            _LOG.info("the kubelet was restarted: %s registers again", self.resource)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await self._lost.wait()
+                        break
+            _LOG.info(
+                "the kubelet no longer reads the devices of %s: it registers again", self.resource
+            )
         finally:
             await server.stop(grace=None)
             path.unlink(missing_ok=True)
@@ -150,14 +160,23 @@ class Plugin:
 
     async def _list(self, _: Any, __: Any) -> AsyncIterator[api.ListAndWatchResponse]:
         sent = 0
-        while True:
-            async with self._changed:
-                await self._changed.wait_for(lambda last=sent: self._version != last)  # type: ignore[misc]
-                sent, devices = self._version, self.devices
-            yield client.listing(devices)
-            # The next list was requested: this one is on its way.
-            self.listed.set()
-            self._on_change()
+        self._readers += 1
+        reader = self._readers
+        try:
+            while True:
+                async with self._changed:
+                    await self._changed.wait_for(lambda last=sent: self._version != last)  # type: ignore[misc]
+                    sent, devices = self._version, self.devices
+                yield client.listing(devices)
+                # The next list was requested: this one is on its way.
+                self.listed.set()
+                self._on_change()
+        finally:
+            # A stream of before the last registration may end after the new one has begun.
+            if reader == self._readers:
+                self.listed.clear()
+                self._lost.set()
+                self._on_change()
 
     async def _allocate(self, request: api.AllocateRequest, _: Any) -> api.AllocateResponse:
         """Decide nothing: while the kubelet admits a pod, nothing says yet which pod it is."""

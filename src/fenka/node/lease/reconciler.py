@@ -19,6 +19,7 @@ from fenka.hardware.nvml_mig import InstanceInUse, MigError
 from fenka.isolation import lease_control
 from fenka.isolation.lease_control import InvalidControl
 from fenka.mig.instance_driver import sentence
+from fenka.node.instance_device import InstanceDevice
 from fenka.node.kubelet.client import Claim, Kubelet, KubeletUnavailable
 from fenka.node.lease import resolve
 from fenka.node.lease.capacity import (
@@ -38,7 +39,7 @@ from fenka.node.lease.resolve import (
     Misplaced,
 )
 from fenka.node.lease.store import Lease, LeaseStore, Token
-from fenka.node.mig_instances import InstanceDevice, NodeInstances
+from fenka.node.mig_instances import NodeInstances
 from fenka.node.node_api import NodeApi
 from fenka.server.pod_spans import PodSpans, pod_attributes
 
@@ -384,6 +385,8 @@ class LeaseService:
                 completed |= await self._reconciler.complete(token, claims)
         await self._reporter.publish_before_start(claims)
         if not completed:
+            # The relay may have issued the token, after this program had read them.
+            await asyncio.to_thread(self._store.load)
             raise LeasePending(
                 "fenka: neither PodResources nor the kubelet's checkpoint says which pod these units are for"
             )

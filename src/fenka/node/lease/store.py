@@ -17,7 +17,7 @@ from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.request import ComputeMode, Slice, reserved_percent
 from fenka.isolation.lease_files import ComputeShare, decode_json, fsync_directory, write_atomically
 from fenka.isolation.limit_changes import Sizes
-from fenka.node.mig_instances import InstanceDevice
+from fenka.node.instance_device import InstanceDevice
 
 
 class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -120,7 +120,7 @@ class LeaseStore:
         self._directory, self._clock = directory, clock
         self.tokens: Mapping[str, Token] = {}
         """Replaced by each change and never changed itself: threads store tokens while others read them."""
-        self._changing = threading.Lock()
+        self._changing = threading.RLock()
         self.lock = asyncio.Lock()
         """Held while slices are given away, resized or taken back."""
 
@@ -130,31 +130,48 @@ class LeaseStore:
         return {token.name: token.lease for token in self.tokens.values() if token.lease}
 
     def load(self) -> list[str]:
-        """Read the files. Return a sentence about each that is invalid and was renamed."""
+        """Read the files of tokens that are not known, and return a sentence about each that was invalid.
+
+        Those are renamed. The relay writes tokens, too, while this program is away.
+        """
         self._directory.mkdir(parents=True, exist_ok=True)
         complaints = []
-        loaded = {}
-        for path in sorted(self._directory.glob("*.json")):
-            try:
-                token = decode_json(_tokens, path.read_bytes())
-                loaded[token.name] = token
-            except msgspec.DecodeError as error:
-                damaged = path.rename(path.with_suffix(".damaged"))
-                complaints.append(f"{path} is invalid and was renamed to {damaged.name}: {error}")
-        self.tokens = loaded
+        with self._changing:
+            loaded = {}
+            for path in sorted(self._directory.glob("*.json")):
+                if path.stem in self.tokens:
+                    continue
+                try:
+                    token = decode_json(_tokens, path.read_bytes())
+                    loaded[token.name] = token
+                except msgspec.DecodeError as error:
+                    damaged = path.rename(path.with_suffix(".damaged"))
+                    complaints.append(
+                        f"{path} is invalid and was renamed to {damaged.name}: {error}"
+                    )
+            self.tokens = {**loaded, **self.tokens}
         return complaints
 
     def issue(self, resource: str, ids: Iterable[str], name: str = "") -> Token:
-        """Store a new token for these IDs. name: of a lost token that the kubelet still has."""
-        token = Token(name or secrets.token_hex(16), resource, sorted(ids), self._clock())
-        self.put(token)
-        return token
+        """Store a new token for these IDs, and return it.
+
+        name: of a lost token that the kubelet still has. Another thread, or the relay, may have stored it
+        meanwhile: then it is returned.
+        """
+        with self._changing:
+            if name:
+                self.load()
+            token = self.tokens.get(name)
+            if token is None:
+                token = Token(name or secrets.token_hex(16), resource, sorted(ids), self._clock())
+                self.put(token)
+            return token
 
     def put(self, token: Token) -> None:
         """Store a token."""
-        write_atomically(self._directory / f"{token.name}.json", msgspec.json.encode(token))
-        fsync_directory(self._directory)
         with self._changing:
+            write_atomically(self._directory / f"{token.name}.json", msgspec.json.encode(token))
+            fsync_directory(self._directory)
             self.tokens = {**self.tokens, token.name: token}
 
     def resize(self, sizes: Sizes, holds: Sequence[Slice]) -> None:
@@ -174,6 +191,6 @@ class LeaseStore:
 
     def drop(self, name: str) -> None:
         """Remove a token."""
-        (self._directory / f"{name}.json").unlink(missing_ok=True)
         with self._changing:
+            (self._directory / f"{name}.json").unlink(missing_ok=True)
             self.tokens = {key: token for key, token in self.tokens.items() if key != name}

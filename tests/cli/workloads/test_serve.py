@@ -11,7 +11,10 @@ import yaml
 from aiohttp import web
 
 from fenka.cli.workloads import waiting
-from fenka.jobs.kubernetes import service_changes, service_deployment
+from fenka.jobs.kubernetes import (
+    gateway_insertion,
+    update_in_place,
+)
 from tests.builders import Json, node_json
 from tests.cli.command import Completed, fenka
 from tests.fakes.api_server import FakeApiServer, in_thread
@@ -30,7 +33,7 @@ def a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FENKA_RUNTIME", str(tmp_path / "no-daemon"))
     monkeypatch.delenv("KUBECONFIG", raising=False)
-    monkeypatch.setattr(service_deployment, "POLL_S", 0.0)
+    monkeypatch.setattr(gateway_insertion, "POLL_S", 0.0)
     monkeypatch.setattr(waiting, "POLL_S", 0.0)
 
 
@@ -140,7 +143,7 @@ def test_wait_says_why_a_replica_does_not_start(
     run: Run, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The scheduler's sentence is the progress line, without what terminals would execute."""
-    monkeypatch.setattr(service_changes, "LOOKS", 1)
+    monkeypatch.setattr(update_in_place, "LOOKS", 1)
     ok(run(*V1, *COMMAND))
     server.after = None
     message = "no card fits\x1b[2J"
@@ -164,7 +167,7 @@ def test_wait_after_an_update_is_for_replicas_of_the_new_kind(
     run: Run, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old ones still accept requests."""
-    monkeypatch.setattr(service_changes, "LOOKS", 1)
+    monkeypatch.setattr(update_in_place, "LOOKS", 1)
     ok(run(*V1, *COMMAND))
     server.after = None
     deployment = server.get("deployments", "bert-v1", "default")

@@ -7,7 +7,10 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from fenka.jobs.kubernetes import load_following, service_deployment
+from fenka.jobs.kubernetes import (
+    gateway_insertion,
+    load_following,
+)
 from fenka.jobs.kubernetes.gateway_insertion import GatewayRequest
 from tests.fakes.api_server import FakeApiServer
 from tests.jobs.kubernetes.test_serving import (
@@ -33,7 +36,7 @@ KEDA = "/apis/keda.sh/v1alpha1"
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for the gateway and for KEDA's objects without pauses."""
-    monkeypatch.setattr(service_deployment, "POLL_S", 0.0)
+    monkeypatch.setattr(gateway_insertion, "POLL_S", 0.0)
     monkeypatch.setattr(load_following, "POLL_S", 0.0)
 
 

@@ -16,7 +16,11 @@ from fenka.cluster.service_objects import read_scaling
 from fenka.core.errors import FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.jobs.collection import Contents
-from fenka.jobs.kubernetes import service_changes, service_deployment
+from fenka.jobs.kubernetes import (
+    gateway_insertion,
+    service_changes,
+    update_in_place,
+)
 from fenka.jobs.kubernetes.checks import SubmissionRefused
 from fenka.jobs.kubernetes.gateway_insertion import GatewayRequest
 from fenka.jobs.kubernetes.service_deployment import deploy
@@ -54,8 +58,8 @@ KINDS = (
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for the gateway and for new replicas without pauses."""
-    monkeypatch.setattr(service_deployment, "POLL_S", 0.0)
-    monkeypatch.setattr(service_changes, "POLL_S", 0.0)
+    monkeypatch.setattr(gateway_insertion, "POLL_S", 0.0)
+    monkeypatch.setattr(update_in_place, "POLL_S", 0.0)
 
 
 @contextlib.asynccontextmanager
@@ -309,7 +313,7 @@ async def test_clients_stay_at_the_replicas_when_the_gateway_does_not_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The new version is not deployed, and the gateway is removed."""
-    monkeypatch.setattr(service_deployment, "GATEWAY_START_S", 0.0)
+    monkeypatch.setattr(gateway_insertion, "GATEWAY_START_S", 0.0)
     async with cluster() as server:
         await deployed(server, FIXED)
         server.after = None

@@ -78,3 +78,29 @@ def test_unit_says_once_what_is_full_and_starts_when_it_has_room(
     assert any(line == "'READY=1\\nSTATUS='\n" for line in daemon.stdout)
     eventually(lambda: [job["state"] for job in machine.jobs().values()] == ["running"])
     assert len(machine.read("/tmp/printed").splitlines()) == 1
+
+
+def test_user_is_told_what_is_full_when_the_home_directory_is(machine: SharedMachine) -> None:
+    """Where a file cannot be written, and where the output is lost. With room again nobody says anything."""
+    home = "/tmp/.local"
+    machine.run(f"mkdir {home} && mount -t tmpfs -o mode=700,uid={ALICE},size=64k small {home}")
+    machine.write("/etc/fenka/daemon.toml", 'simulate = "T4"\n')
+    machine.ok(0, "daemon", "--background")
+    fill = f"{{ cat /dev/zero > {home}/filler || true; }} 2>/dev/null"
+    machine.run(fill)
+    words = ("run", "--gpu-mem", "1", "--name", "a", "-d", "--", "sleep", "1000")
+    refused = machine.fenka(ALICE, *words)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith(
+        f"fenka: cannot use {home}/state/fenka/jobs/a/run: No space left"
+    )
+    # Less than a page is free: files of a few bytes exist already, and can be written again.
+    machine.run(f"rm {home}/filler")
+    machine.ok(ALICE, *words)
+    machine.run(fill)
+    shown = machine.fenka(ALICE, "logs", "a").stderr
+    assert shown.startswith(
+        f"fenka: the output is lost, because {home}/state/fenka/jobs/a is on a full"
+    )
+    machine.run(f"rm {home}/filler")
+    assert "lost" not in machine.fenka(ALICE, "logs", "a").stderr

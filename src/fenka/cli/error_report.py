@@ -61,5 +61,22 @@ def report_errors(show: Callable[[str], None] = print_error) -> Iterator[None]:
         # Files and disks fail in more ways than each command can handle by itself.
         from fenka.isolation.lease_files import describe_os_error
 
-        show(describe_os_error(why))
+        show(describe_os_error(_with_place(why)))
         sys.exit(FAILURE)
+
+
+def _with_place(why: OSError) -> OSError:
+    """Return an error of a full disk with the place that is full, since failed writes name no file."""
+    import os
+    from pathlib import Path
+
+    from fenka.jobs.disk_room import NO_ROOM, with_directory
+    from fenka.workstation import paths
+
+    if why.errno not in NO_ROOM:
+        return why
+    places = [*paths.written_directories(), Path(os.environ.get("TMPDIR", "/tmp")), Path.cwd()]
+    with contextlib.suppress(OSError):
+        # The output may be redirected to a file.
+        places.append(Path("/proc/self/fd/1").readlink().parent)
+    return with_directory(why, places)

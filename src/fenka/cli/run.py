@@ -330,6 +330,8 @@ def detach(launcher: Launcher, job_dir: Path) -> NoReturn:
 
     end = job_dir / "end"
     with start_in_background(body, job_dir / "log", report_errors, end) as process:
+        if process.room:
+            print_error(process.room)
         _print_state(launcher.spec, process, job_dir)
     if process.logout:
         print_error(f"{launcher.spec.name} {process.logout}")

@@ -23,6 +23,7 @@ from typing import Literal, NoReturn
 from fenka.core.errors import FAILURE, INTERRUPTED, FenkaError
 from fenka.hardware.peer_credentials import user_name
 from fenka.jobs import exit_keeper
+from fenka.jobs.disk_room import lack_of_room
 
 LINGERING = Path("/var/lib/systemd/linger")
 """Has a file for each user whose service manager runs without a session."""
@@ -169,11 +170,13 @@ class BackgroundProcess:
             the program and with its exit code.
         status_pipe: Carries lines until the program has been started.
         logout: Why it ends when the user logs out; empty if it goes on.
+        room: Why its output is lost; empty if its log can be written.
     """
 
     pid: int
     status_pipe: int
     logout: str = ""
+    room: str = ""
 
     def status_lines(self) -> Iterator[str]:
         """Yield the lines until the program has been started. Raises JobNotStarted."""
@@ -238,7 +241,7 @@ def start_in_background(
         run_child(lambda: body(notify, lambda: os.close(send)), reporting)
     os.close(send)
     os.close(placed)
-    process = BackgroundProcess(child, receive, outlive(child))
+    process = BackgroundProcess(child, receive, outlive(child), lack_of_room(log.parent))
     os.close(place)
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
-from fenka.isolation.lease_files import decode_json, read_regular_file
+from fenka.isolation.lease_files import decode_json, read_regular_file, with_file_name
 from fenka.jobs.job_spec import NAME
 from fenka.jobs.processes import JobNotStarted
 from fenka.local.records import OWN, TRAININGS, TrainingRecord
@@ -116,7 +116,8 @@ def create_job_directory(runtime: Runtime, name: str) -> tuple[Path, int]:
         number = last_run(directory) + 1
         _archive(directory, number - 1)
     directory.mkdir(mode=0o700, exist_ok=True)
-    (directory / "run").write_text(f"{number}\n")
+    with with_file_name(directory / "run"):
+        (directory / "run").write_text(f"{number}\n")
     return directory, number
 
 

@@ -229,6 +229,8 @@ def start_supervisor(
         JobNotStarted: It could not be started.
     """
     with start_in_background(body, log, report_errors) as process:
+        if process.room:
+            announce(process.room)
         for line in process.status_lines():
             if line == STARTED:
                 return

@@ -277,6 +277,13 @@ def jobs_directory() -> Path:
     return _state_directory() / "jobs"
 
 
+def written_directories() -> list[Path]:
+    """Return the directories in which this user's commands write."""
+    with contextlib.suppress(UnsafeDirectory):
+        return [_state_directory(), own().root]
+    return []
+
+
 def services_directory() -> Path:
     """Return the directory of this user's services."""
     return _state_directory() / "services"

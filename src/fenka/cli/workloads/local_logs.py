@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fenka.cli import tables
-from fenka.cli.error_report import UserError
+from fenka.cli.error_report import UserError, print_error
 from fenka.cli.workloads.arguments import LogRequest
 from fenka.core.errors import INVALID_INPUT
+from fenka.jobs.disk_room import lack_of_room
 from fenka.local.gang import LogTimes
 from fenka.local.log_files import BLOCK_BYTES, last_lines
 
@@ -25,6 +26,8 @@ _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 def print_log(log: Path, part: LogRequest, ended: Callable[[], bool]) -> None:
     """Print a log until nothing is added to it. Raises UserError for times where the log has none."""
     since = None if part.since_s is None else time.time() - part.since_s
+    if sentence := lack_of_room(log.parent):
+        print_error(sentence)
     while True:
         # A program that has ended prints no more.
         last = ended()

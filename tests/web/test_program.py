@@ -103,6 +103,9 @@ def test_own_program_is_resized(serve: Serve, watched: Watched) -> None:
     # The command takes both.
     label = page.get_by_role("dialog").locator("label[for=resize-memory]")
     expect(label).to_have_text("Memory, as for fenka run --gpu-mem: units, or 6GiB")
+    # What the program has asked for may have further words, as `4 50%`.
+    memory = page.get_by_role("textbox", name=re.compile("^Memory"))
+    assert re.fullmatch("[0-9]+MiB", memory.get_attribute("placeholder") or "")
     page.get_by_role("textbox", name=re.compile("^Memory")).fill("6GiB")
     page.get_by_role("textbox", name=re.compile("^Memory")).press("Enter")
     expect(page.get_by_role("dialog")).to_be_hidden()

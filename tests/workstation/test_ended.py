@@ -160,6 +160,32 @@ def test_job_is_recorded_when_the_machine_lost_power(t4: Workstation) -> None:
     eventually(lambda: not running.exists())
 
 
+def test_pending_job_is_recorded_when_the_machine_lost_power(t4: Workstation) -> None:
+    """Nothing starts a request in the background again after a reboot, and its user reads so."""
+    t4.ok("run", "--gpus", "1", "--name", "night", "-d", "--", "sleep", "1000")
+    t4.ok("run", "--gpus", "1", "--name", "later", "-d", "--", "sleep", "1000")
+    pids = [t4.jobs()[name]["pid"] for name in ("night", "later")]
+
+    def recorded() -> Any:
+        (running,) = t4.root.glob("running-*.json")
+        return {job["name"] for job in json.loads(running.read_text())["jobs"]} == {
+            "night",
+            "later",
+        }
+
+    eventually(lambda: list(t4.root.glob("running-*.json")))
+    eventually(recorded)
+    t4.kill_daemon()
+    (t4.root / "state.json").unlink()
+    for pid in pids:
+        kill(pid)
+    (running,) = t4.root.glob("running-*.json")
+    running.write_text(json.dumps({**json.loads(running.read_text()), "boot": "an earlier one"}))
+    t4.start("--simulate", "T4")
+    assert "never started; the machine restarted" in t4.ok("ps", "-a")
+    assert ended(t4)["later/1"]["started_at"] is None
+
+
 @pytest.mark.parametrize("content", ["", "{", '{"boot":"x","at":0,"jobs":[{}]}', "[" * 9999])
 def test_running_jobs_are_forgotten_when_their_file_is_damaged(
     tmp_path: Path, content: str

@@ -422,14 +422,24 @@ class Controller:
         cards: dict[str, Card] = {card.uuid: card for card in self.broker.node.cards}
         return ended_job(job, ended_at, cards, account_file(self.runtime.lease(job.id)))
 
+    def jobs_of_this_boot(self) -> list[Job]:
+        """Return the jobs that a restart of the machine ends: those that run, and pending ones with a log.
+
+        Nobody is left who waits for a request in the background.
+        """
+        return [
+            job
+            for job in self.broker.jobs.values()
+            if job.started_at is not None or (job.placement is None and job.spec.run)
+        ]
+
     def ended_by_restart(self) -> list[EndedJob]:
-        """Return what is to be recorded of the jobs that run if the machine restarts now."""
+        """Return what is to be recorded of the jobs that the machine ends if it restarts now."""
         return [
             msgspec.structs.replace(
                 self._ended(job, time.time()), cause="unobserved", restarted=True
             )
-            for job in self.broker.placed()
-            if job.started_at is not None
+            for job in self.jobs_of_this_boot()
         ]
 
     def _apply_later(self, effects: Sequence[Effect] = (), *, save: bool = True) -> None:

@@ -309,9 +309,8 @@ class Daemon:
             self._metrics.update(sample, self._cards.violations)
 
     async def _record_running(self) -> None:
-        jobs = self.broker.placed()
-        started = frozenset(job.id for job in jobs if job.started_at is not None)
-        if self._running.outdated(started):
+        jobs = self._controller.jobs_of_this_boot()
+        if self._running.outdated(frozenset(job.id for job in jobs)):
             # A disk may take long.
             await asyncio.to_thread(self._running.record, self._controller.ended_by_restart())
 

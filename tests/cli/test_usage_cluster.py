@@ -171,3 +171,20 @@ def test_problem_is_printed_beside_the_rows(tmp_path: Path) -> None:
     done = a_cluster(problem="history is not recorded: the disk is full").ask(tmp_path)
     assert "the disk is full" in done.stderr
     assert "total" in done.stdout
+
+
+def test_claim_is_named_when_nothing_records_because_the_pod_waits(tmp_path: Path) -> None:
+    """A cluster without a default StorageClass: the chart is installed, and its pod never starts."""
+    recorded = a_cluster()
+
+    async def unavailable(request: web.Request) -> web.Response | None:
+        if request.path != PROXY:
+            return None
+        status = {"message": "no endpoints available for service", "code": 503}
+        return web.json_response(status, status=503)
+
+    recorded.server.before = unavailable
+    done = recorded.ask(tmp_path)
+    assert done.exit_code == 1
+    assert "dashboard.page.usage.storageClassName" in done.stderr
+    assert "no endpoints available for service" in done.stderr

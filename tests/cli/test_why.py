@@ -76,7 +76,8 @@ def test_screen_says_once_when_a_pod_requests_in_two_dialects(tmp_path: Path) ->
     both["spec"]["containers"][0]["resources"]["limits"]["tencent.com/vcuda-core"] = "10"
     screen = ask(FakeApiServer.of(nodes=[sharing("a")], pods=[both]), tmp_path, "default/p")
     assert screen.count("which do not go together") == 1
-    assert "What helps:\n  - it can never start as it is: it asks for aliyun.com/gpu-mem" in screen
+    assert "It can never start as it is: it asks for aliyun.com/gpu-mem" in screen
+    assert "What helps:\n  - change that where the pod is made" in screen
 
 
 def test_nodes_share_a_line_when_their_reasons_are_equal(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fenka.cluster.explain import explain
+from fenka.cluster.explain import CHANGE_REQUEST, explain
 from fenka.cluster.state import ClusterSnapshot
 from tests.builders import T4_MIB, a_node, a_pod, on_card
 
@@ -16,9 +16,10 @@ from tests.builders import T4_MIB, a_node, a_pod, on_card
 def test_units_are_explained_when_an_amount_has_a_suffix_of_bytes(text: str, advice: str) -> None:
     """4Gi is over four thousand million units: no card is that large."""
     pod = a_pod("p", text)
-    (hint,) = explain(pod, ClusterSnapshot.of([a_node("n", T4_MIB)], [pod]), []).hints
-    assert f"{text} is " in hint
-    assert hint.endswith(f"units are GiB here: {advice}")
+    explanation = explain(pod, ClusterSnapshot.of([a_node("n", T4_MIB)], [pod]), [])
+    assert f"{text} is " in explanation.never
+    assert explanation.never.endswith(f"units are GiB here: {advice}")
+    assert explanation.hints == [CHANGE_REQUEST]
 
 
 def container(reason: str = "", made: str = "") -> dict[str, Any]:
@@ -81,3 +82,12 @@ def test_surge_is_explained_when_a_deployment_updates_on_full_cards(app: str, to
     pod = a_pod("p", 14, labels=labels)
     hints = explain(pod, ClusterSnapshot.of([a_node("n", T4_MIB)], [pod, holder]), []).hints
     assert any("maxSurge: 0" in hint for hint in hints) is told
+
+
+@pytest.mark.parametrize(("text", "told"), [("7", True), ("0", False)])
+def test_cordon_is_named_when_it_is_of_no_card(text: str, told: bool) -> None:
+    """Who waits sees which annotation is wrong."""
+    node = a_node("n", T4_MIB, annotations={"fenka.io/cordoned": text})
+    pod = a_pod("p", 4)
+    notes = explain(pod, ClusterSnapshot.of([node], [pod]), []).notes
+    assert any("n: annotation fenka.io/cordoned names 7" in note for note in notes) is told

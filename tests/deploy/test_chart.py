@@ -74,6 +74,25 @@ def test_every_pod_is_kept_on_linux_when_a_cluster_has_other_nodes() -> None:
 
 
 @needs_helm
+@pytest.mark.parametrize("architecture", ["", "arm64"])
+def test_pods_are_kept_on_the_images_processors_when_a_value_names_them(architecture: str) -> None:
+    """An image for one processor ends at once on nodes with another."""
+    objects = render(
+        image={"architecture": architecture},
+        dashboard={"page": {"enabled": True}},
+        simulatedCards=[T4],
+    )
+    pods = [
+        item["spec"]["template"]["spec"]
+        for item in objects
+        if item["kind"] in {"Deployment", "DaemonSet", "Job"}
+    ]
+    assert len(pods) > 3
+    named = {pod["nodeSelector"].get("kubernetes.io/arch", "") for pod in pods}
+    assert named == {architecture}
+
+
+@needs_helm
 def test_scheduler_runs_unprivileged_on_a_read_only_root() -> None:
     """It needs no privileges on its node and no GPU."""
     pod = pod_of(find(render(), "Deployment", "fenka-scheduler"))

@@ -27,7 +27,7 @@ from fenka.dialects.gpushare import (
     peak_units,
     units_by_card,
 )
-from fenka.dialects.nodes import decode_node, encode_inventory, parse_indexes
+from fenka.dialects.nodes import decode_node, encode_inventory, parse_indexes, unknown_cards
 
 T4_MIB = 15079
 GIB = 1024
@@ -264,3 +264,21 @@ def test_indexes_are_parsed_as_people_write_them() -> None:
     assert parse_indexes("0,2") == {0, 2}
     assert parse_indexes("") == frozenset()
     assert parse_indexes("x, 1;3,,-1, 2") == {2}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("0,1", ""),
+        ("", ""),
+        ("7", "names 7,"),
+        ("0 x,-1", "names x, -1,"),
+        ("9" * 4000, f"{'9' * 20},"),
+    ],
+)
+def test_unknown_cards_are_named_when_a_person_lists_them(text: str, named: str) -> None:
+    """A typing error would leave a card in use that is thought to be closed."""
+    sentence = unknown_cards("fenka.io/cordoned", text, {0, 1})
+    assert bool(sentence) == bool(named)
+    assert named in sentence
+    assert len(sentence) < 300

@@ -135,6 +135,13 @@ items:
 {{- mergeOverwrite (dict "kubernetes.io/os" "linux") (deepCopy (. | default dict)) | toYaml -}}
 {{- end }}
 
+{{/* The same for pods of fenka's own image, which may be for one processor only: (list . SELECTOR). */}}
+{{- define "fenka.nodes" -}}
+{{- $architecture := (index . 0).Values.image.architecture -}}
+{{- $known := ternary (dict "kubernetes.io/arch" $architecture) dict (not (empty $architecture)) -}}
+{{- include "fenka.linux" (mergeOverwrite $known (deepCopy (index . 1 | default dict))) -}}
+{{- end }}
+
 {{/* "true" if ValidatingAdmissionPolicies are made. `helm template` does not query a server for its APIs, so the version also
 counts. */}}
 {{- define "fenka.validates" -}}

@@ -30,6 +30,13 @@ _ESCALATION = re.compile(r'user "([^"]*)" .*is attempting to grant RBAC permissi
 """The API server's sentence about a Role with rights that its creator lacks."""
 
 
+_WEBHOOK = re.compile(
+    r'failed calling webhook "([\w.-]{1,253})"(?:.*?https://([\w-]{1,63})\.([\w-]{1,63})\.svc)?',
+    re.DOTALL,
+)
+"""The API server's sentence about a webhook that it cannot reach: name, service and namespace."""
+
+
 def ask(
     target: Target,
     question: Callable[[Api], Awaitable[T]],
@@ -77,8 +84,25 @@ def converse(
     except ApiUnreachable as why:
         raise UserError(str(why) if target.of_cluster else _neither(why)) from None
     except ApiError as why:
-        raise UserError(explain(why)) from None
+        raise UserError(_unanswered_webhook(why) or explain(why)) from None
     return answers[0]
+
+
+def _unanswered_webhook(why: ApiError) -> str:
+    """Return what to do if a webhook of the cluster does not answer; empty for any other error.
+
+    JobSet's is such a one for some seconds after JobSet was installed.
+    """
+    called = _WEBHOOK.search(str(why)) if why.status >= 500 else None
+    if called is None:
+        return ""
+    name, service, place = called.groups()
+    where = f" (service {service} of namespace {place})" if service else ""
+    pods = f": kubectl get pods -n {place}" if place else ""
+    return (
+        f"the webhook {name}{where} does not answer yet, and without it nothing was changed: wait until its "
+        f"pods are ready{pods}, then try again"
+    )
 
 
 def explain_denial(why: ApiError) -> str:

@@ -114,6 +114,12 @@ POLICY = "binpack"
 TEMPLATE_HASH = "pod-template-hash"
 """Label by which a Deployment tells the pods of its versions apart."""
 
+CHANGE_REQUEST = (
+    "change that where the pod is made, in its Deployment, Job or file: a pod that exists keeps its "
+    "request"
+)
+"""The hint for a pod that can never start as it is."""
+
 MAX_HINTS = 3
 """Pods to name whose end would make room."""
 
@@ -198,7 +204,7 @@ class _WholeCards(_Evaluation):
         never = self._never()
         return NodeVerdicts(
             [self._verdict(node) for node in self._nodes],
-            hints=[never] if never else self._hints(),
+            hints=[CHANGE_REQUEST] if never else self._hints(),
             never=never,
         )
 
@@ -206,7 +212,7 @@ class _WholeCards(_Evaluation):
         most = max((_units(node, base.NVIDIA_GPU) for node in self._nodes), default=0)
         if most >= self._count:
             return ""
-        return f"it can never start as it is: no node has more than {most} cards to give whole"
+        return f"no node has more than {most} cards to give whole"
 
     def _verdict(self, node: Node) -> NodeVerdict:
         reasons, total = self._node_reasons(node), _units(node, base.NVIDIA_GPU)
@@ -256,7 +262,7 @@ class _SharedCards(_Evaluation):
             verdicts.sentence = Unschedulable(self._rejections.values()).sentence()
         verdicts.notes = [note for node in shared for note in self._wrong_records(node)]
         verdicts.never = (shared and self._never()) or ""
-        verdicts.hints = [verdicts.never] if verdicts.never else self._hints(verdicts.nodes)
+        verdicts.hints = [CHANGE_REQUEST] if verdicts.never else self._hints(verdicts.nodes)
         return verdicts
 
     def _verdict(self, node: Node) -> NodeVerdict:
@@ -315,6 +321,12 @@ class _SharedCards(_Evaluation):
             for held in self._held[name]
             if held.error
         ]
+        known = self._state.node(name)
+        cordoned = known.metadata.annotations.get(nodes.CORDONED, "") if known else ""
+        cards = {card.index for card in node.physical_cards}
+        if unknown := nodes.unknown_cards(nodes.CORDONED, cordoned, cards):
+            notes.append(f"{name}: {unknown}")
+            return notes
         # A pod whose card is unknown may fill a card twice although nothing was overcommitted.
         if not notes:
             notes = [
@@ -360,7 +372,7 @@ class _SharedCards(_Evaluation):
         """Return the core's hint if the pod cannot be placed even on empty cards."""
         shared = self._state.shared_nodes()
         if shared and (suffixed := suffixed_amount(self._pod, shared[0].unit_mib)):
-            return f"it can never start as it is: {suffixed}"
+            return suffixed
         if self._pod.demand().invalid is not None:
             return self._pod.demand().invalid
         names = self._state.instance_nodes(
@@ -381,15 +393,14 @@ class _SharedCards(_Evaluation):
             reasons.append(never_fits_instances(shared_node, [part.request for part in parts]))
         if group_name(self._pod) is not None:
             reasons = [GANG_IN_INSTANCES]
-        return f"it can never start as it is: {reasons[0]}" if all(reasons) else None
+        return reasons[0] if all(reasons) else None
 
     def _never_on_cards(self, shared_nodes: Iterable[SharedNode]) -> str | None:
         nodes = [self._state.card_node(node.node.name) for node in shared_nodes]
         for part in self._pod.demand().parts:
             never = never_fits(part.request, nodes)
             if never is not None:
-                hint = never.hint or "no card here is what it asks for"
-                return f"it can never start as it is: {hint}"
+                return never.hint or "no card here is what it asks for"
         return None
 
     def _ends_that_make_room(self, names: set[str]) -> list[str]:
@@ -563,6 +574,7 @@ class PodExplanation(msgspec.Struct):
         containers: why containers wait.
         sentence: the counts over all cards.
         hints: what would help.
+        never: why the pod could not start if nothing ran in the cluster; empty if it could.
     """
 
     namespace: str
@@ -580,6 +592,7 @@ class PodExplanation(msgspec.Struct):
     notes: list[str] = []
     events: list[str] = []
     hints: list[str] = []
+    never: str = ""
 
 
 def explain(pod: Pod, snapshot: ClusterSnapshot | None, events: Iterable[Event]) -> PodExplanation:
@@ -742,15 +755,15 @@ def _explain_pending(result: PodExplanation, pod: Pod, snapshot: ClusterSnapshot
             return
         verdicts = explain_nodes(pod, snapshot)
     except InvalidRecord as why:
-        result.hints = [f"it can never start as it is: {why}"]
+        result.never, result.hints = str(why), [CHANGE_REQUEST]
         return
     result.nodes, result.sentence = verdicts.nodes, verdicts.sentence
     result.notes += verdicts.notes
-    result.hints = verdicts.hints
+    result.hints, result.never = verdicts.hints, verdicts.never
     gang = explain_gang(pod, snapshot, lambda member: explain_nodes(member, snapshot).never)
     if gang is not None:
         result.notes.insert(0, gang.sentence)
-        result.hints = gang.hints
+        result.hints, result.never = gang.hints, ""
 
 
 def _extender(message: str) -> str:

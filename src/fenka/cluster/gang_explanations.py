@@ -111,7 +111,9 @@ class _WaitingGang:
         unplaced = self._members.unplaced(status)
         for member in _different(unplaced):
             if reason := never(member):
-                return [f"{member.full_name} stops all of gang {gang.name}: {reason}"]
+                return [
+                    f"{member.full_name} stops all of gang {gang.name}: it can never start as it is: {reason}"
+                ]
         try:
             return self._room(gang, len(unplaced))
         except InvalidRecord as why:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from fenka.core.errors import listed
 from fenka.core.inventory import MAX_LINKED_CARDS, UNKNOWN, Card, DeviceId, Links, Node, matrix_of
 from fenka.core.request import MAX_CARDS, MAX_MEMORY_MIB, InvalidRequest, Request
 from fenka.dialects import base, card_records
@@ -197,6 +198,30 @@ def _marked(
 def parse_indexes(text: str) -> frozenset[int]:
     """Return card indexes as people list them, "0,2"; anything else in the list is ignored."""
     return frozenset(int(item) for item in re.split(r"[,\s]+", text) if base.is_index(item))
+
+
+MAX_UNKNOWN, MAX_ITEM = 5, 20
+"""Items of a list of indexes to name, and characters of each."""
+
+
+def unknown_cards(name: str, text: str, known: Collection[int]) -> str:
+    """Return a sentence about a list of card indexes that names no card of the node; empty if all are known.
+
+    Args:
+        name: the annotation.
+        text: its value, by a person.
+        known: the indexes of the node's cards.
+    """
+    items = [item for item in re.split(r"[,\s]+", text) if item]
+    unknown = [item for item in items if not (base.is_index(item) and int(item) in known)]
+    if not unknown:
+        return ""
+    wrong = listed([item[:MAX_ITEM] for item in unknown], MAX_UNKNOWN)
+    cards = listed([str(index) for index in sorted(known)], MAX_LINKED_CARDS)
+    return (
+        f"annotation {name} names {wrong}, and this node has the cards {cards}: write indexes of these, "
+        'such as "0,2"'
+    )
 
 
 PLACEMENT_LABEL = "ack.node.gpu.placement"

@@ -176,6 +176,8 @@ class NodeInventory:
         self._instances = instances
         self.unleased = UnleasedTracker()
         """Memory that no lease uses, as the monitor has measured it."""
+        self._reported: dict[str, str] = {}
+        """Values of annotations whose unknown cards were reported, by the annotation's name."""
         self._published = False
         """Whether the Node had the inventory's annotation in the last pass."""
 
@@ -216,12 +218,23 @@ class NodeInventory:
             _LOG.info("annotation %s was removed: lost cards are forgotten", base.CARDS)
             self._health.forget_lost()
         self._published = base.CARDS in annotations
+        for name in (nodes.CORDONED, RESET):
+            self._report_unknown(name, annotations.get(name, ""))
         if RESET in annotations:
             _LOG.info("annotation %s=%s: these cards are used again", RESET, annotations[RESET])
             indexes = nodes.parse_indexes(annotations[RESET])
             await asyncio.to_thread(self._health.reset, indexes)
             with contextlib.suppress(ApiError, ApiUnreachable):
                 await self._api.clear_reset()
+
+    def _report_unknown(self, name: str, text: str) -> None:
+        """Write an event on the Node if an annotation names cards that it has not, once for each value."""
+        if text == self._reported.get(name, ""):
+            return
+        self._reported[name] = text
+        sentence = nodes.unknown_cards(name, text, {card.index for card in self._health.known})
+        if sentence:
+            self._api.node_event("FenkaCardIndexes", f"fenka: {sentence}")
 
     async def publish(self, *, shared: bool, schedulable: bool) -> None:
         """Write the cards on the Node.

@@ -42,7 +42,8 @@ def explain_growth(
     if scale_out is not None:
         explanation.scale_out = scale_out.sentence
         # Other hints are not needed if a node comes.
-        explanation.hints = [] if scale_out.coming else explanation.hints
+        if scale_out.coming:
+            explanation.hints, explanation.never = [], ""
 
 
 def explanation_lines(
@@ -50,6 +51,7 @@ def explanation_lines(
 ) -> list[str]:
     """Return the explanation as text. align: returns the lines of a table."""
     lines = [explanation.summary]
+    lines += [f"It can never start as it is: {explanation.never}."] if explanation.never else []
     lines += [f"It {explanation.scale_out}."] if explanation.scale_out else []
     lines += [f"It holds {piece}." for piece in explanation.slices]
     if explanation.message:

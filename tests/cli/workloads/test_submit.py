@@ -375,3 +375,38 @@ def test_followed_job_prints_its_log_and_ends_with_its_code(
     done = run("submit", "mpi", *ARTICLE[:4], "--follow", "mpirun a")
     assert done.stdout.splitlines()[2:] == ["loss: 1"]
     assert done.exit_code == code, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (
+            'failed to call webhook: Post "https://jobset-webhook-service.jobset-system.svc:443/mutate?x=1": '
+            "dial tcp 10.96.1.2:443: connect: connection refused",
+            "(service jobset-webhook-service of namespace jobset-system) does not answer yet",
+        ),
+        ('no endpoints available for service "x"', "the webhook mjobset.kb.io does not answer yet"),
+    ],
+)
+def test_webhook_is_named_when_it_is_not_up_yet(
+    run: Run, server: FakeApiServer, cause: str, said: str
+) -> None:
+    """JobSet was installed some seconds ago."""
+    server.discovered.add("/apis/jobset.x-k8s.io/v1alpha2")
+
+    async def refuse(request: web.Request) -> web.Response | None:
+        if request.method != "POST" or not request.path.endswith("/jobsets"):
+            return None
+        message = f'Internal error occurred: failed calling webhook "mjobset.kb.io": {cause}'
+        status = {"message": message, "reason": "InternalError", "code": 500}
+        return web.json_response(status, status=500)
+
+    server.before = refuse
+    done = run(
+        "submit", "mpi", "--name=a", "--workers=2", "--gpus=1", IMAGE, "mpirun python train.py"
+    )
+    assert done.exit_code == 1
+    assert said in done.stderr
+    assert "then try again" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert server.all("jobsets") == []

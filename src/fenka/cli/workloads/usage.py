@@ -76,6 +76,13 @@ def usage(
         print(f"recorded since {_date(read.since_day)}")
 
 
+UNRECORDED = (
+    "the dashboard's pod, which records usage, does not run: kubectl get pods,pvc -n "
+    "fenka-system says why. Without a default StorageClass its claim stays Pending: name one by "
+    "dashboard.page.usage.storageClassName of fenka's chart"
+)
+
+
 def _read_here(request: protocol.GetUsage) -> tuple[protocol.UsageRead, str]:
     """Return what this machine's daemon has recorded, and the machine's name."""
     with DaemonConnection(paths.current()) as daemon:
@@ -100,7 +107,13 @@ def _read_cluster(target: Target, request: protocol.GetUsage) -> tuple[protocol.
         return await read_usage(api, protocol.UsageRead, **query), target.context or api.server
 
     read, account = cluster.ask(
-        target, question, lambda why: cluster.explain_cluster_denial(why, "fenka-usage")
+        target,
+        question,
+        lambda why: (
+            f"{UNRECORDED} ({why})"
+            if why.status == 503
+            else cluster.explain_cluster_denial(why, "fenka-usage")
+        ),
     )
     if read is None:
         raise UserError(

@@ -83,7 +83,7 @@ def test_note_says_so_when_the_extender_did_not_place_the_pod() -> None:
 
 
 def test_note_has_the_kubelets_reason_when_the_pod_failed() -> None:
-    """It has the kubelet's words."""
+    """It has the kubelet's words, and says that the kubelet never tries the pod again."""
     status = {"reason": "UnexpectedAdmissionError", "message": "no healthy devices present"}
     server = objects(pods=[waiting(node="a", phase="Failed", status=status)])
     answer = data(server, "p")
@@ -91,6 +91,10 @@ def test_note_has_the_kubelets_reason_when_the_pod_failed() -> None:
         "failed",
         ["UnexpectedAdmissionError no healthy devices present"],
     )
+    assert answer["hints"] == [
+        "its node refused the pod when it arrived, and does not try again: if no controller made another "
+        "pod, delete it and create it again"
+    ]
 
 
 @pytest.mark.parametrize(

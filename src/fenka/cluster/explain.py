@@ -558,6 +558,8 @@ NOT_READ = (
     "are not explained"
 )
 
+_NOT_ADMITTED = "UnexpectedAdmissionError"
+"""The reason of pods that the kubelet failed when they arrived, because a resource was not there."""
 EXTENDER_PHRASES = ("GPUs fit", "Insufficient GPU Memory in one device", "is not for GPU share")
 """The words that fenka's extender, or gpushare's, writes into kube-scheduler's message."""
 
@@ -610,6 +612,11 @@ def explain(pod: Pod, snapshot: ClusterSnapshot | None, events: Iterable[Event])
     if pod.finished:
         reason = " ".join(filter(None, (pod.status.reason, pod.status.message)))
         result.notes = [reason] if reason else []
+        if pod.status.reason == _NOT_ADMITTED:
+            result.hints = [
+                "its node refused the pod when it arrived, and does not try again: if no controller made "
+                "another pod, delete it and create it again"
+            ]
     elif pod.spec.node_name:
         _explain_placed(result, pod, snapshot or ClusterSnapshot.of([], []))
     else:

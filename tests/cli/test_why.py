@@ -77,7 +77,7 @@ def test_screen_says_once_when_a_pod_requests_in_two_dialects(tmp_path: Path) ->
     screen = ask(FakeApiServer.of(nodes=[sharing("a")], pods=[both]), tmp_path, "default/p")
     assert screen.count("which do not go together") == 1
     assert "It can never start as it is: it asks for aliyun.com/gpu-mem" in screen
-    assert "What helps:\n  - change that where the pod is made" in screen
+    assert "What helps:\n  - change the request where the pod is made" in screen
 
 
 def test_nodes_share_a_line_when_their_reasons_are_equal(tmp_path: Path) -> None:

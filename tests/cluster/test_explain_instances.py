@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fenka.cluster.explain import CHANGE_REQUEST
+from fenka.cluster.explain import CHANGE_REQUEST, DIVIDE_CARDS
 from fenka.dialects.mig_records import INSTANCE
 from tests.builders import Json, gang_labels
 from tests.cluster.explanations import data, objects
@@ -64,8 +64,9 @@ def test_pending_pod_is_told_what_holds_its_place(pod: Json, reason: str, hint: 
     """And whose end would make room, if one's alone does."""
     explained = data(objects(nodes=[NODE], pods=[pod, HOLDER]), "p")
     assert [node["reasons"] for node in explained["nodes"]] == [[reason]]
-    assert explained["hints"] == [hint]
-    assert explained["never"] == (reason if hint == CHANGE_REQUEST else "")
+    never = hint == CHANGE_REQUEST
+    assert explained["hints"] == ([hint, DIVIDE_CARDS] if never else [hint])
+    assert explained["never"] == (reason if never else "")
 
 
 def test_pod_fits_where_a_place_is_free() -> None:

@@ -19,7 +19,7 @@ def test_units_are_explained_when_an_amount_has_a_suffix_of_bytes(text: str, adv
     explanation = explain(pod, ClusterSnapshot.of([a_node("n", T4_MIB)], [pod]), [])
     assert f"{text} is " in explanation.never
     assert explanation.never.endswith(f"units are GiB here: {advice}")
-    assert explanation.hints == [CHANGE_REQUEST]
+    assert explanation.hints[0] == CHANGE_REQUEST
 
 
 def container(reason: str = "", made: str = "") -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.cluster.explain import CHANGE_REQUEST, MAX_HINTS, NodeVerdicts, explain_nodes
+from fenka.cluster.explain import ADD_CARDS, CHANGE_REQUEST, MAX_HINTS, NodeVerdicts, explain_nodes
 from fenka.cluster.node_admission import ineligibility_reasons
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.placement import Feasible, PodEvaluator
@@ -86,7 +86,7 @@ def test_whole_cards_are_free_when_no_pod_holds_them(
         (4, [2, 2], []),
         # it fits already
         (1, [2, 1], []),
-        (5, [2], [CHANGE_REQUEST]),
+        (5, [2], [CHANGE_REQUEST, ADD_CARDS]),
     ],
 )
 def test_hints_name_pods_whose_end_alone_frees_enough_whole_cards(
@@ -128,7 +128,7 @@ def test_whole_card_verdicts_are_those_of_counting(
     assert [it.fits for it in verdicts.nodes] == [0 < asked <= free for free in left]
     assert [it.gpu for it in verdicts.nodes] == [total > 0 for total in offered]
     if asked > max(offered):
-        assert len(verdicts.hints) == 1
+        assert verdicts.hints == [CHANGE_REQUEST, ADD_CARDS]
         return
     helpful = {
         f"it starts when default/h{i} ends ({count} whole cards of n{at})"

@@ -115,10 +115,14 @@ TEMPLATE_HASH = "pod-template-hash"
 """Label by which a Deployment tells the pods of its versions apart."""
 
 CHANGE_REQUEST = (
-    "change that where the pod is made, in its Deployment, Job or file: a pod that exists keeps its "
-    "request"
+    "change the request where the pod is made, in its Deployment, Job or file: a pod that exists keeps its "
+    "own"
 )
-"""The hint for a pod that can never start as it is."""
+ADD_CARDS = "or add a node whose cards can hold it"
+DIVIDE_CARDS = (
+    "or have cards divided into instances that can hold it: label fenka.io/mig=on-demand of a node"
+)
+"""Hints for a pod that can never start as it is."""
 
 MAX_HINTS = 3
 """Pods to name whose end would make room."""
@@ -204,7 +208,7 @@ class _WholeCards(_Evaluation):
         never = self._never()
         return NodeVerdicts(
             [self._verdict(node) for node in self._nodes],
-            hints=[CHANGE_REQUEST] if never else self._hints(),
+            hints=[CHANGE_REQUEST, ADD_CARDS] if never else self._hints(),
             never=never,
         )
 
@@ -262,7 +266,7 @@ class _SharedCards(_Evaluation):
             verdicts.sentence = Unschedulable(self._rejections.values()).sentence()
         verdicts.notes = [note for node in shared for note in self._wrong_records(node)]
         verdicts.never = (shared and self._never()) or ""
-        verdicts.hints = [CHANGE_REQUEST] if verdicts.never else self._hints(verdicts.nodes)
+        verdicts.hints = self._changes() if verdicts.never else self._hints(verdicts.nodes)
         return verdicts
 
     def _verdict(self, node: Node) -> NodeVerdict:
@@ -337,6 +341,13 @@ class _SharedCards(_Evaluation):
         return notes
 
     # ---- what would help ----
+
+    def _changes(self) -> list[str]:
+        """Return what helps if the pod could not start if nothing ran in the cluster."""
+        demand = self._pod.demand()
+        if demand.invalid is not None:
+            return [CHANGE_REQUEST]
+        return [CHANGE_REQUEST, DIVIDE_CARDS if demand.in_instances else ADD_CARDS]
 
     def _hints(self, verdicts: Sequence[NodeVerdict]) -> list[str]:
         if not self._state.shared_nodes():

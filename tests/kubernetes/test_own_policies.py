@@ -75,3 +75,27 @@ def test_log_repeats_a_refusal_when_a_minute_has_passed(caplog: pytest.LogCaptur
         now[0] = at
         refusals.heard(403, message)
     assert len(caplog.records) == 2
+
+
+def test_log_stays_short_when_sentences_vary(caplog: pytest.LogCaptureFixture) -> None:
+    """A sentence may name what a tenant has written. The log goes on after a minute."""
+    now = [0.0]
+    refusals = OwnRefusals(lambda: now[0])
+    for number in range(1000):
+        refusals.heard(403, f"{DENIED} {number}")
+    in_a_minute = len(caplog.records)
+    now[0] = 61
+    refusals.heard(403, f"{DENIED} 999")
+    assert 1 < in_a_minute <= 20
+    assert len(caplog.records) == in_a_minute + 1
+
+
+def test_refusal_counts_as_the_same_when_only_its_end_varies(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A refusal of any length is remembered by what is logged of it."""
+    refusals = OwnRefusals()
+    for end in ("a", "b"):
+        refusals.heard(403, DENIED + "x" * 10_000_000 + end)
+    assert len(caplog.records) == 1
+    assert sum(map(len, refusals._logged)) < 1000

@@ -15,11 +15,12 @@ import pytest
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.hardware import card_lock
 from fenka.hardware.nvml import Hardware, Reading
+from fenka.hardware.peer_credentials import PeerProcess
 from fenka.jobs.job_spec import GpuResources, JobSpec
 from fenka.mig.keeper import InstanceKeeper
 from fenka.mig.manager import InstanceManager
 from fenka.workstation import admission, files, protocol
-from fenka.workstation.accepting import accepting
+from fenka.workstation.accepting import Caller, accepting
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.broker import Broker
 from fenka.workstation.cards import CardObserver
@@ -129,6 +130,33 @@ async def test_connection_is_rejected_when_its_user_has_too_many(place: Path) ->
         reader, writer = await greeted(connect)
         writer.write(CONFIRM)
         assert (await next_message(reader))["type"] == "failure"
+
+
+async def test_connection_is_closed_when_its_user_leaves_many_bytes_unread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each answer may have megabytes, and a user has a thousand connections. Root's stay."""
+    monkeypatch.setattr(admission, "MAX_UNREAD_BYTES_PER_USER", 1_500_000)
+    quotas = Admission(1000, {0})
+    process = PeerProcess(os.getpid(), SOMEBODY, os.pidfd_open(os.getpid()), 1)
+    answer = protocol.Failure("x" * 1_000_000)
+
+    async def unread(account: int) -> tuple[Client, socket.socket]:
+        theirs, ours = socket.socketpair(socket.AF_UNIX)
+        _, writer = await asyncio.open_unix_connection(sock=ours)
+        client = Client(writer, Caller(process, account), quotas)
+        client.send(answer)
+        return client, theirs
+
+    opened = [await unread(account) for account in (SOMEBODY, SOMEBODY, SOMEBODY + 1, 0, 0)]
+    assert [client.writer.is_closing() for client, _ in opened] == [False, True, *[False] * 3]
+    opened[0][0].writer.transport.abort()
+    opened.append(await unread(SOMEBODY))
+    assert not opened[-1][0].writer.is_closing()
+    for client, theirs in opened:
+        client.writer.transport.abort()
+        theirs.close()
+    process.close()
 
 
 def test_root_can_connect_when_other_users_have_all_connections() -> None:
@@ -255,6 +283,7 @@ def test_queue_positions_are_dropped_when_the_client_does_not_read() -> None:
     waiting = SimpleNamespace(get_write_buffer_size=lambda: 1)
     client = Client.__new__(Client)
     client.writer = cast("Any", SimpleNamespace(transport=waiting, write=written.append))
+    client.account, client._quotas = SOMEBODY, Admission(1000, ())
     client.send(protocol.JobQueued("1", "a", 1, 1, "full"))
     client.send(protocol.JobRejected("stopped", final=True))
     assert [msgspec.json.decode(line)["type"] for line in written] == ["job-rejected"]

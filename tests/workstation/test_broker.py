@@ -633,7 +633,7 @@ def test_pending_jobs_do_not_start_when_they_are_cancelled_with_what_they_wait_f
     broker.submit([request("b", 14, at=1)], 1)
     broker.submit([request("c", 2, at=2)], 2)
     broker.submit([request("d", 2, at=3)], 3)
-    assert kinds(broker.cancel_all(["a", "b", "c"], 4)) == [
+    assert kinds(broker.end([], ["a", "b", "c"], 4)) == [
         ("RemoveLease", "a"),
         ("GrantLease", "d"),
     ]

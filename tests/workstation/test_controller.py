@@ -18,6 +18,7 @@ from fenka.hardware.nvml_mig import MigError, MigNotPermitted
 from fenka.isolation.driver_usage import NOTHING_UNLEASED
 from fenka.mig.manager import Instances
 from fenka.procfs import start_ticks
+from fenka.workstation import files
 from fenka.workstation.broker import Broker
 from fenka.workstation.controller import ConnectedClients, Controller
 from fenka.workstation.files import History, load_jobs
@@ -72,6 +73,44 @@ async def test_slices_are_released_when_several_jobs_end_while_the_disk_is_full(
     for name in ("a", "b"):
         controller.on_exit(name)
     assert controller.broker.jobs == {}
+
+
+async def test_ends_that_come_together_are_recorded_together(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All programs of a user may end at once, and each record holds all jobs. Others would wait."""
+    ticks, names = start_ticks(os.getpid()), [f"j{number}" for number in range(40)]
+    for name in names:
+        controller.submit([job(name, pid=os.getpid(), start_ticks=ticks)], wait=True)
+    placed = [job.id for job in controller.broker.placed()]
+    for name in placed:
+        controller.broker.confirm(name, 0.0)
+    waiting = [name for name in names if name not in placed]
+    recorded = list[int]()
+    monkeypatch.setattr(files, "save_jobs", lambda _, jobs: recorded.append(len(jobs)))
+    for name in placed:
+        controller._watches.on_status(name, 0)
+        controller._watches.on_exit(name)
+    for name in waiting:
+        controller._watches.on_gang_end(name)
+    while controller.broker.jobs:
+        await asyncio.sleep(0)
+    assert placed
+    assert waiting
+    assert len(recorded) <= 2  # the second observes what the programs have left on the cards
+    assert {ended.status for ended in controller.history.jobs() if ended.id in placed} == {0}
+
+
+async def test_ends_are_recorded_when_the_daemon_ends_before_their_turn(
+    controller: Controller,
+) -> None:
+    """The next daemon would not know how the program has ended."""
+    controller.submit([own_job("a", 0)], wait=True)
+    controller.broker.confirm("a", 0.0)
+    controller._watches.on_status("a", 3 << 8)
+    controller._watches.on_exit("a")
+    controller.close()
+    assert [ended.exit_code for ended in controller.history.jobs()] == [3]
 
 
 class Reader:

@@ -27,8 +27,8 @@ REPEATED_S = 60.0
 MAX_TEXT = 400
 """Characters of a refusal that are logged."""
 
-_MAX_KNOWN = 100
-"""Refusals that are remembered. When more are known all are forgotten, and are logged again."""
+_MAX_KNOWN = 20
+"""Different refusals that are logged in REPEATED_S. Parts of a sentence may be what a tenant has written."""
 
 
 def is_own(status: int, message: str) -> bool:
@@ -49,12 +49,11 @@ class OwnRefusals:
         if not is_own(status, message):
             return
         # The first part of a message names an object; the policy's own sentence does not.
-        sentence, now = message[message.index("ValidatingAdmissionPolicy") :], self._clock()
-        last = self._logged.get(sentence)
-        if last is not None and now - last < REPEATED_S:
+        begin, now = message.index("ValidatingAdmissionPolicy"), self._clock()
+        sentence = message[begin : begin + MAX_TEXT]
+        self._logged = {text: at for text, at in self._logged.items() if now - at < REPEATED_S}
+        if sentence in self._logged or len(self._logged) >= _MAX_KNOWN:
             return
-        if len(self._logged) >= _MAX_KNOWN:
-            self._logged.clear()
         self._logged[sentence] = now
         _LOG.error(
             "an admission policy of fenka's own chart refuses what this program writes: %s; the chart and "

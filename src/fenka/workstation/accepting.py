@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fenka import procfs
 from fenka.build import build_id
 from fenka.hardware.peer_credentials import PeerProcess, peer, process
-from fenka.workstation import protocol
+from fenka.workstation import foreign_descriptors, protocol
 from fenka.workstation.admission import Admission
 
 MAX_ACCEPTED = 128
@@ -80,13 +80,18 @@ def hung_up(connection: socket.socket) -> bool:
 
 
 @contextlib.contextmanager
-def accepting(server: socket.socket, serve: Callable[[socket.socket], None]) -> Iterator[None]:
+def accepting(
+    server: socket.socket, serve: Callable[[socket.socket], None], *, descriptors: bool = False
+) -> Iterator[None]:
     """Accept connections while in the context.
 
     Args:
         server: A listening socket.
         serve: Gets each connection that is still open, which does not block, and closes it. It must not wait.
+        descriptors: Whether clients may send descriptors.
     """
+    if not descriptors:
+        foreign_descriptors.refuse(server)
     loop = asyncio.get_running_loop()
     retry: asyncio.TimerHandle | None = None
 

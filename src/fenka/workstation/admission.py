@@ -28,6 +28,12 @@ WRITE_TIMEOUT_S = 10.0
 MAX_LINE_BYTES = 1 << 16
 """Of one message. Commands are shortened before they are sent."""
 
+MAX_UNREAD_BYTES_PER_USER = 64 << 20
+"""Of answers that a user's programs have not read. A snapshot of many jobs has two megabytes."""
+
+_SMALL_UNREAD_BYTES = 1 << 16
+"""Of one connection; it does not count."""
+
 BACKLOG = 1024
 """Connections that the daemon has not accepted yet. Further commands wait for a moment."""
 
@@ -72,6 +78,7 @@ class Admission:
         self._max_per_user = min(MAX_CONNECTIONS_PER_USER, self._max_total // 4)
         self._connections: Counter[int] = Counter()
         self._locks: dict[int, asyncio.Lock] = {}
+        self._unread: dict[int, set[asyncio.WriteTransport]] = {}
 
     def check_connections(self, uid: int) -> None:
         """Raise QuotaExceeded if one connection more would be too many, for the user or for all."""
@@ -97,6 +104,17 @@ class Admission:
         if not self._connections[uid]:
             del self._connections[uid]
             self._locks.pop(uid, None)
+            self._unread.pop(uid, None)
+
+    def check_unread(self, uid: int, connection: asyncio.WriteTransport) -> None:
+        """End a connection that was just written to if its user leaves too much unread."""
+        if uid in self._exempt or connection.get_write_buffer_size() <= _SMALL_UNREAD_BYTES:
+            return
+        unread = {*self._unread.get(uid, ()), connection}
+        sizes = {other: other.get_write_buffer_size() for other in unread}
+        if sum(sizes.values()) > MAX_UNREAD_BYTES_PER_USER:
+            connection.abort()
+        self._unread[uid] = {other for other, size in sizes.items() if size}
 
     def check_jobs(self, uid: int, more: int, jobs: Iterable[Job]) -> None:
         """Raise QuotaExceeded if `more` jobs would be too many for the user."""

@@ -329,24 +329,22 @@ class Broker:
 
     def on_exit(self, job_id: str, now: float) -> list[Effect]:
         """Handle the end of a job's last process. Unknown ids are ignored."""
-        job = self.jobs.get(job_id)
-        if job is None:
-            return []
-        # A gang is never granted in part.
-        jobs = self.jobs_of(job.queue_id) if job.state == "waiting" else [job]
-        return [*self._remove(jobs, now), *self._schedule(now)]
+        return self.end([job_id], [], now)
+
+    def end(self, exited: Iterable[str], cancelled: Iterable[str], now: float) -> list[Effect]:
+        """Handle ends of several jobs' last processes, and cancel entries like `cancel`, in one step."""
+        effects: list[Effect] = []
+        for job in [self.jobs[job_id] for job_id in exited if job_id in self.jobs]:
+            # A gang is never granted in part.
+            jobs = self.jobs_of(job.queue_id) if job.state == "waiting" else [job]
+            effects += self._remove(self.present(jobs), now)
+        for name in cancelled:
+            effects += self._cancel(self.jobs_of(name), now)
+        return [*effects, *self._schedule(now)] if effects else []
 
     def cancel(self, name: str, now: float) -> list[Effect]:
-        """Remove jobs that have not started, and terminate those that run.
-
-        name: a queue id, or the id of a gang's member that was granted. Unknown ones are ignored.
-        """
-        return self.cancel_all([name], now)
-
-    def cancel_all(self, names: Iterable[str], now: float) -> list[Effect]:
-        """Cancel several entries like `cancel`, before anything that they make room for is granted."""
-        cancelled = [effect for name in names for effect in self._cancel(self.jobs_of(name), now)]
-        return [*cancelled, *self._schedule(now)]
+        """Remove an entry's or granted member's jobs that have not started, and terminate those that run."""
+        return self.end([], [name], now)
 
     def resize(self, job_id: str, placement: Placement, now: float) -> list[Effect]:
         """Change what a running job holds of its cards.
@@ -418,7 +416,7 @@ class Broker:
             effects.append(
                 RejectJob(jobs[0], "the grant expired before the program started", False)
             )
-        return effects + self._schedule(now)
+        return [*effects, *self._schedule(now)] if effects else []
 
     def restore(self, jobs: list[Job], now: float) -> None:
         """Take over the living jobs that an earlier daemon recorded. Nothing is granted until `reschedule`.

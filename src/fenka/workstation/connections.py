@@ -239,7 +239,7 @@ class RequestHandler:
             assert client.job is not None
             jobs = self.broker.jobs_of(client.job)
             if any(job.state in ("waiting", "starting") for job in jobs):
-                self.controller.cancel(client.job)
+                self.controller.leave(client.job)
 
     async def handle(
         self, client: Client, message: protocol.ToDaemon | protocol.StopDaemon
@@ -323,6 +323,7 @@ class RequestHandler:
     # --- submission ---------------------------------------------------------------------------------
 
     async def _submit(self, client: Client, request: protocol.SubmitJob) -> None:
+        self.controller.finish_ends()  # may make room, and ends what this process had requested before
         if not client.process.lives():
             client.send(protocol.JobRejected("the process that connected is gone", final=True))
         elif known := self._resubmitted(client, request.job_id):
@@ -602,7 +603,7 @@ class Connections:
                 reader, writer = await asyncio.open_unix_connection(
                     sock=connection, limit=admission.MAX_LINE_BYTES
                 )
-                client = Client(writer, caller)
+                client = Client(writer, caller, self._admission)
                 client.send(protocol.Hello(build=build_id()))
             await self._serve_admitted(client, reader)
         except asyncio.CancelledError:

@@ -8,7 +8,7 @@ The clients that are connected to the daemon.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from fenka.isolation.lease_files import account_file
 from fenka.mig.manager import InstanceManager
 from fenka.workstation import files, protocol
 from fenka.workstation.accepting import Caller
+from fenka.workstation.admission import Admission
 from fenka.workstation.broker import (
     GRACE_S,
     Broker,
@@ -38,6 +39,7 @@ from fenka.workstation.broker import (
     Terminate,
 )
 from fenka.workstation.cards import CardObserver
+from fenka.workstation.event_batch import EventBatch
 from fenka.workstation.files import History, ended_job
 from fenka.workstation.instance_changes import InstanceChanges
 from fenka.workstation.job import Job
@@ -51,7 +53,8 @@ from fenka.workstation.protocol import GRANT_TTL_S, EndCause, EndedJob
 class Client:
     """One connection, and the process that made it."""
 
-    def __init__(self, writer: asyncio.StreamWriter, caller: Caller) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, caller: Caller, quotas: Admission) -> None:
+        self._quotas = quotas
         self.process = caller.process
         """It may have ended, while another process holds the connection."""
         self.account = caller.account
@@ -77,12 +80,13 @@ class Client:
     def send(self, message: msgspec.Struct) -> None:
         """Queue a message without waiting.
 
-        Queue positions are dropped while the client does not read, so that they cannot pile up. A closed
-        connection is noticed when it is read.
+        Queue positions are dropped while the client does not read, so that they cannot pile up. If the user's
+        programs read too little, the connection is closed. That is noticed when it is read.
         """
         stuck = self.writer.transport.get_write_buffer_size() > 0
         if not (stuck and isinstance(message, protocol.JobQueued)):
             self.writer.write(protocol.encode(message) + b"\n")
+            self._quotas.check_unread(self.account, self.writer.transport)
 
 
 class Requester(Protocol):
@@ -157,13 +161,20 @@ class Controller:
     """Recovered jobs of which no process was certainly found: they may have ended before."""
     _retry: asyncio.TimerHandle | None = None
     _tasks: set[asyncio.Task[object]] = field(default_factory=set)
+    _exited: dict[str, None] = field(default_factory=dict)
+    """Jobs whose last process has ended."""
+    _left: dict[str, None] = field(default_factory=dict)
+    """Queue ids, or ids of gangs' members, that were requested by clients that are gone."""
+    _ends: EventBatch = field(init=False)
 
     def __post_init__(self) -> None:
         self.changes = InstanceChanges(self.broker, self.instances, self.spawn, self._apply_later)
-        self._watches = JobWatches(self._scan, self.on_exit, self.cancel, self.record_status)
+        self._watches = JobWatches(self._scan, self._on_last_exit, self.leave, self._on_status)
+        self._ends = EventBatch(self._carry_out_ends, self.spawn)
 
     def close(self) -> None:
-        """Stop watching processes."""
+        """Record what has ended, and stop watching processes."""
+        self._ends.finish()
         self._watches.keep(())
 
     # --- events -------------------------------------------------------------------------------------
@@ -245,40 +256,72 @@ class Controller:
     def on_exit(self, job_id: str) -> None:
         """Release the job's slice. Memory that it has left in use counts as taken before anything is
         granted."""
-        job = self.broker.jobs.get(job_id)
-        if job is not None and job_id in self._uncertain:
-            self._uncertain.discard(job_id)
-            job.mark_ending("unobserved")
-        if job is not None and job.in_container and job.is_to_be_kept:
-            keep_s = job.in_container.keep_s
-            job.in_container.kept_until = time.time() + keep_s
-            asyncio.get_running_loop().call_later(keep_s, self.on_exit, job_id)
-            self._apply_later()
-            return
-        if job is not None and job.state == "running" and self._observe_leftover(job):
-            asyncio.get_running_loop().call_later(RECHECK_DELAY_S, self._observe_leftover, job)
-        self._apply_later(self.broker.on_exit(job_id, time.time()))
+        self._exited.pop(job_id, None)
+        self._end([job_id], [])
 
-    def _observe_leftover(self, job: Job) -> bool:
-        """Observe the cards. Return whether any of the job's has memory in use by no lease."""
-        try:
-            self.observe_cards()
-        except (NoDriver, NodeError):
-            return False
-        return any(card.unleased_mib for card in self._cards_of(job))
+    def _on_last_exit(self, job_id: str) -> None:
+        self._exited[job_id] = None
+        self._ends.on_event()
 
-    def record_status(self, job_id: str, status: int) -> None:
+    def leave(self, queue_id: str) -> None:
+        """Cancel soon what a client had requested that is gone, together with what others had."""
+        self._left[queue_id] = None
+        self._ends.on_event()
+
+    def finish_ends(self) -> None:
+        """Do now what :meth:`leave` and the ends of processes have left to be done."""
+        self._ends.finish()
+
+    def _on_status(self, job_id: str, status: int) -> None:
         """Record the wait status of the process that requested a job; others of it may live on."""
         job = self.broker.jobs.get(job_id)
         if job is not None and job.exit_status is None:
             job.exit_status = status
-            self._apply_later()
+            self._ends.on_event()
+
+    def _carry_out_ends(self) -> None:
+        exited, left, self._exited, self._left = self._exited, self._left, {}, {}
+        self._end(exited, left)
+
+    def _end(self, ended: Iterable[str], cancelled: Collection[str]) -> None:
+        """Release the slices of jobs that have ended, and cancel others, in one step."""
+        ended = [*ended]
+        for job_id in self._uncertain.intersection(ended):
+            self._uncertain.discard(job_id)
+            if job_id in self.broker.jobs:
+                self.broker.jobs[job_id].mark_ending("unobserved")
+        exits = [job_id for job_id in ended if not self._keep(job_id)]
+        jobs = [self.broker.jobs[job_id] for job_id in exits if job_id in self.broker.jobs]
+        running = [job for job in jobs if job.state == "running"]
+        if running and self._observe_leftover(running):
+            loop = asyncio.get_running_loop()
+            loop.call_later(RECHECK_DELAY_S, self._observe_leftover, running)
+        for queue_id in cancelled:
+            for job in self.broker.jobs_of(queue_id):
+                job.mark_ending("cancelled")
+        self._apply_later(self.broker.end(exits, cancelled, time.time()))
+
+    def _keep(self, job_id: str) -> bool:
+        """Keep the slice of a container that has ended for its next start, if it is to be kept."""
+        job = self.broker.jobs.get(job_id)
+        if job is None or not job.in_container or not job.is_to_be_kept:
+            return False
+        keep_s = job.in_container.keep_s
+        job.in_container.kept_until = time.time() + keep_s
+        asyncio.get_running_loop().call_later(keep_s, self.on_exit, job_id)
+        return True
+
+    def _observe_leftover(self, jobs: Sequence[Job]) -> bool:
+        """Observe the cards. Return whether any of the jobs' has memory in use by no lease."""
+        try:
+            self.observe_cards()
+        except (NoDriver, NodeError):
+            return False
+        return any(card.unleased_mib for job in jobs for card in self._cards_of(job))
 
     def cancel(self, queue_id: str) -> None:
         """Remove what has not started, and terminate what runs."""
-        for job in self.broker.jobs_of(queue_id):
-            job.mark_ending("cancelled")
-        self._apply_later(self.broker.cancel(queue_id, time.time()))
+        self._end([], [queue_id])
 
     def reschedule(self) -> None:
         """Serve the queue again: caps or bookings have changed, or a booking has begun or ended."""
@@ -296,7 +339,7 @@ class Controller:
         """Cancel pending jobs that a user has stopped, in one step, and report that to their clients."""
         for queue_id in queue_ids:
             self.clients.send(queue_id, protocol.JobRejected("stopped while it waited", final=True))
-        self._apply_later(self.broker.cancel_all(queue_ids, time.time()))
+        self._apply_later(self.broker.end([], queue_ids, time.time()))
 
     # --- an earlier daemon's jobs ------------------------------------------------------------------
 
@@ -516,7 +559,8 @@ class Controller:
 
     def _schedule_expiry(self) -> None:
         def expire() -> None:
-            self._apply_later(self.broker.expire(time.time()))
+            if expired := self.broker.expire(time.time()):
+                self._apply_later(expired)
 
         asyncio.get_running_loop().call_later(GRANT_TTL_S + 1, expire)
 

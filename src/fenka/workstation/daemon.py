@@ -22,7 +22,7 @@ from fenka.hardware.nvml import Hardware, NoDriver, Reading, Xid, XidListener
 from fenka.isolation import compute_feedback, pid_namespaces
 from fenka.isolation.lease_files import account_file
 from fenka.mig.manager import InstanceManager
-from fenka.workstation import admission, files, paths, presence, protocol
+from fenka.workstation import admission, files, foreign_descriptors, paths, presence, protocol
 from fenka.workstation.accepting import accepting
 from fenka.workstation.admission import Admission
 from fenka.workstation.broker import Broker
@@ -145,6 +145,20 @@ class Daemon:
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(log_unhandled)
+        with foreign_descriptors.interrupted(loop):
+            await self._serve(loop, ready, signals)
+            # Their connections are closed while that can be interrupted.
+            clients = asyncio.all_tasks() - {asyncio.current_task()}
+            for client in clients:
+                client.cancel()
+            await asyncio.gather(*clients, return_exceptions=True)
+
+    async def _serve(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        ready: Callable[[], None],
+        signals: ShutdownSignals,
+    ) -> None:
         self._policies.load()
         self._leases.prepare()
         self._write_devices()

@@ -106,7 +106,8 @@ class HookServer:
     def listening(self) -> Iterator[None]:
         """Serve while in the context. Raises OSError."""
         mode = 0o666 if self._runtime.system else 0o600
-        with packet_server.listening(self._runtime.containers, self._accept, mode):
+        path = self._runtime.containers
+        with packet_server.listening(path, self._accept, mode, descriptors=True):
             try:
                 yield
             finally:

@@ -84,6 +84,21 @@ def test_surge_is_explained_when_a_deployment_updates_on_full_cards(app: str, to
     assert any("maxSurge: 0" in hint for hint in hints) is told
 
 
+@pytest.mark.parametrize(
+    ("name", "told"), [("web-old-abcde", True), ("web-2-old-abcde", False), ("other", False)]
+)
+def test_surge_is_explained_when_other_labels_change_with_the_version(
+    name: str, told: bool
+) -> None:
+    """Helm writes a release's version into the labels of its pods."""
+    labels = {"version": "2", "pod-template-hash": "new"}
+    old = {"version": "1", "pod-template-hash": "old"}
+    holder = a_pod(name, 14, node="n", annotations=on_card(0, 14), labels=old)
+    pod = a_pod("web-new-fghij", 14, labels=labels)
+    hints = explain(pod, ClusterSnapshot.of([a_node("n", T4_MIB)], [pod, holder]), []).hints
+    assert any("maxSurge: 0" in hint for hint in hints) is told
+
+
 @pytest.mark.parametrize(("text", "told"), [("7", True), ("0", False)])
 def test_cordon_is_named_when_it_is_of_no_card(text: str, told: bool) -> None:
     """Who waits sees which annotation is wrong."""

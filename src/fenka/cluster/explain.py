@@ -20,7 +20,7 @@ import msgspec
 from fenka.cluster.autoscaling import AutoscalerStatus, OrderRecord, Slot
 from fenka.cluster.gang_explanations import explain_gang
 from fenka.cluster.node_admission import Infeasible, ineligibility_reasons
-from fenka.cluster.objects import QUEUE_GATE, Event, Node, Pod, seconds
+from fenka.cluster.objects import QUEUE_GATE, Event, Node, ObjectMeta, Pod, seconds
 from fenka.cluster.placement import Feasible, PodEvaluator, never_fits_instances
 from fenka.cluster.pod_groups import group_name
 from fenka.cluster.state import ClusterSnapshot, PodAllocation
@@ -371,8 +371,7 @@ class _SharedCards(_Evaluation):
         for name in sorted(names if TEMPLATE_HASH in meta.labels else ()):
             for held in self._held.get(name, ()):
                 other = held.pod.metadata
-                changed = dict(meta.labels.items() ^ other.labels.items()).keys()
-                if other.namespace == meta.namespace and changed == {TEMPLATE_HASH}:
+                if other.namespace == meta.namespace and _is_version_of(meta, other):
                     return [
                         f"it replaces {held.pod.full_name}, which runs until it is ready: with "
                         "strategy.rollingUpdate.maxSurge: 0 its Deployment ends the old pod first"
@@ -477,6 +476,21 @@ def suffixed_amount(pod: Pod, unit_mib: int) -> str:
                 f"write {units}"
             )
     return ""
+
+
+def _is_version_of(meta: ObjectMeta, other: ObjectMeta) -> bool:
+    """Return whether two pods are of different versions of one Deployment.
+
+    A Deployment names its pods DEPLOYMENT-HASH-SUFFIX. Very long names are cut, and then equal labels tell.
+    """
+    hashes = meta.labels.get(TEMPLATE_HASH), other.labels.get(TEMPLATE_HASH)
+    if None in hashes or hashes[0] == hashes[1]:
+        return False
+    own, _, suffix = meta.name.rpartition(f"-{hashes[0]}-")
+    its, _, other_suffix = other.name.rpartition(f"-{hashes[1]}-")
+    if suffix and other_suffix and own and its:
+        return own == its
+    return dict(meta.labels.items() ^ other.labels.items()).keys() == {TEMPLATE_HASH}
 
 
 class _Evaluator(PodEvaluator):

@@ -6,7 +6,7 @@
 
 #define KNOWN_FLAGS                                                                         \
     (CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD | \
-     CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY)
+     CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY | CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH)
 
 struct CUgraphExec_st {
     struct object object;

@@ -234,8 +234,6 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
 static CUresult captured_allocation(CUdeviceptr *pointer, size_t bytes, CUcontext context, CUstream stream) {
     bool taken;
     struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
-    if (bytes == 0)
-        return CUDA_ERROR_INVALID_VALUE;
     TRY(graph_memory_new(context->device, bytes, &work.taken.memory));
     work.taken.asked.bytesize = bytes;
     work.taken.asked.dptr = *pointer = work.taken.memory->base;
@@ -255,11 +253,11 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, 
         pool = pool_current(context->device);
     if (!pool_get(pool))
         return CUDA_ERROR_INVALID_VALUE;
-    if (stream_capturing(stream))
-        return captured_allocation(pointer, bytes, context, stream);
     *pointer = 0;
     if (bytes == 0)
         return CUDA_SUCCESS;
+    if (stream_capturing(stream))
+        return captured_allocation(pointer, bytes, context, stream);
     enum memory_kind kind = pool->managed ? MEMORY_MANAGED : pool->device < 0 ? MEMORY_HOST : MEMORY_DEVICE;
     TRY(memory_new_in_pool(context, bytes, pool, kind, &made));
     *pointer = made.base;
@@ -279,10 +277,12 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
     TRY(stream_resolve(stream, &context, &stream));
     bool taken;
     struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .freed = pointer};
+    if (!pointer)
+        return CUDA_SUCCESS;
     if (stream_capturing(stream) && !graph_memory_known(pointer))
         return CUDA_ERROR_INVALID_VALUE;
     TRY(capture_work(context, stream, &work, &taken));
-    if (taken || !pointer)
+    if (taken)
         return CUDA_SUCCESS;
     /* Host memory comes from a pool only if it was allocated by these calls. */
     struct allocation held;

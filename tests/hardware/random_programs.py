@@ -50,7 +50,8 @@ GRAPHS = Program(
 )
 
 OBJECTS = Program(
-    "pools, streams, events, modules, arrays, held, shown = [own], [], [], [], [], [], []",
+    "pools, streams, events, modules, arrays, held, shown = [own], [], [], [], [], [], []\n"
+    "parts, greens, SM = [], [], d.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM",
     (
         "pools.append(ok(pool()))",
         "d.cuMemPoolDestroy(P)",
@@ -69,6 +70,18 @@ OBJECTS = Program(
         "d.cuMemcpyAsync(X, Y, SIZE, S)",
         "d.cuMemcpy(X, Y, SIZE)",
         "d.cuMemGetAddressRange(X)",
+        "parts.append([ok(d.cuDeviceGetDevResource(0, SM))])",
+        "parts.append(ok(d.cuDevResourceGenerateDesc(R, 1)))",
+        "greens.append(ok(d.cuGreenCtxCreate(R, 0, 1)))",
+        "d.cuGreenCtxDestroy(C)",
+        "d.cuGreenCtxGetDevResource(C, SM)",
+        "d.cuGreenCtxRecordEvent(C, E)",
+        "d.cuGreenCtxWaitEvent(C, E)",
+        "streams.append(ok(d.cuGreenCtxStreamCreate(C, 1, 0)))",
+        "d.cuStreamGetGreenCtx(S)",
+        "d.cuCtxDestroy(ok(d.cuCtxFromGreenCtx(C)))",
+        "d.cuCoredumpSetAttribute(d.CUcoredumpSettings.CU_COREDUMP_FILE, b'x' * (SIZE % 1030))",
+        "d.cuCoredumpGetAttribute(d.CUcoredumpSettings.CU_COREDUMP_FILE)",
         "streams.append(ok(d.cuStreamCreate(1)))",
         "d.cuStreamDestroy(S)",
         "d.cuStreamSynchronize(S)",
@@ -109,6 +122,8 @@ OBJECTS = Program(
         "X": ("held", "d.CUdeviceptr(0)"),
         "Y": ("held", "d.CUdeviceptr(0)"),
         "I": ("shown", "None"),
+        "R": ("parts", "d.CUdevResourceDesc()"),
+        "C": ("greens", "d.CUgreenCtx()"),
         "SIZE": ("[0, 1, 20, 511, 4096, MIB, 3 * MIB, 1 << 44]", "0"),
     },
 )

@@ -55,6 +55,11 @@ def name_of_dump():
     ok(d.cuCoredumpSetAttribute(DUMP.CU_COREDUMP_FILE, b'mine'))
     return [ok(get(DUMP.CU_COREDUMP_FILE)).decode()
             for get in (d.cuCoredumpGetAttribute, d.cuCoredumpGetAttributeGlobal)]
+def captured_nothing():
+    ok(d.cuStreamBeginCapture(s, d.CUstreamCaptureMode(2)))
+    nothing = ok(d.cuMemAllocAsync(0, s))
+    answer = [int(nothing), code(d.cuMemFreeAsync(nothing, s))]
+    return answer + [code(d.cuGraphInstantiate(ok(d.cuStreamEndCapture(s)), 4))]
 def clusters(x):
     c = d.CUlaunchConfig()
     c.gridDimX = c.gridDimY = c.gridDimZ = c.blockDimY = c.blockDimZ = 1
@@ -85,6 +90,7 @@ ANSWERS = {
     "absent variable": ("code(d.cuModuleGetGlobal(module, b'other'))", NOT_FOUND),
     "variable": ("int(ok(d.cuModuleGetGlobal(module, b'kept'))[1])", 64),
     "nothing of a pool": ("code(d.cuMemAllocFromPoolAsync(0, pool(0), s))", 0),
+    "nothing, captured, and a graph for kernels": ("captured_nothing()", [0, 0, 0]),
     "name of no kernel": ("code(d.cuKernelGetName(0))", INVALID_VALUE),
     "stale address": ("code(d.cuMemcpyAsync(p, gone, 8, s))", INVALID_VALUE),
     "stale address, host's": ("code(d.cuMemcpyHtoD(p, int(gone), 8))", INVALID_VALUE),

@@ -110,7 +110,7 @@ def test_daemon_outside_of_the_session_is_found_at_the_next_login(
     desk.until("ls /run/user", lambda text: "1000" not in text)
     assert running(desk) == ["night"]
     refused = desk.attempt("fenka run --gpu-mem 10 --no-wait -- true", "alice")
-    assert refused.stderr == "fenka: 0/1 GPUs fit: 1 too little memory\n"
+    assert refused.stderr == "fenka: no GPU fits: 1 of 1 has too little memory\n"
 
 
 def test_directory_in_tmp_is_kept_when_systemd_tmpfiles_cleans(desk: Guest) -> None:

@@ -87,7 +87,7 @@ def test_two_users_share_the_card(guest: Guest) -> None:
     assert set(jobs(guest, "alice")) == {"alice/train", "bob/train"}
     refused = guest.attempt("fenka run --gpu-mem 5 --no-wait -- true", "alice")
     assert refused.returncode == 75
-    assert refused.stderr == "fenka: 0/1 GPUs fit: 1 too little memory\n"
+    assert refused.stderr == "fenka: no GPU fits: 1 of 1 has too little memory\n"
     assert guest.attempt("ls /run/fenka/leases", "alice").returncode != 0
     identity = jobs(guest)["bob/train"]["id"]
     stopped = guest.attempt(f"fenka stop {identity}", "alice")

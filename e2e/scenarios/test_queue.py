@@ -33,7 +33,7 @@ def test_small_pods_backfill_when_a_larger_one_has_a_reservation(
     virtual.create(virtual.pod("b", 10, activeDeadlineSeconds=600))
     assert virtual.wait_for_placed(2) == {"a": ("virtual-0", "0"), "b": ("virtual-0", "1")}
     virtual.create(virtual.pod("head", 12))
-    virtual.wait_for_event("head", "0/2 GPUs fit: 2 too little memory")
+    virtual.wait_for_event("head", "no GPU fits: 2 of 2 have too little memory")
     # Creation times are in whole seconds, so a pod created in the same second would not be later.
     head = next(pod for pod in virtual.pods() if pod["metadata"]["name"] == "head")
     created = datetime.fromisoformat(head["metadata"]["creationTimestamp"]).timestamp()
@@ -42,7 +42,7 @@ def test_small_pods_backfill_when_a_larger_one_has_a_reservation(
     assert virtual.wait_for_placed(3)["small"] == ("virtual-0", "0")
     # 2 units are left on card 0; the 6 units of card 1 are reserved for the head.
     virtual.create(virtual.pod("late", 4))
-    virtual.wait_for_event("late", "1 reserved for requests before it", "position 2 of 2")
+    virtual.wait_for_event("late", "reserved for requests before it", "position 2 of 2")
     virtual.create(virtual.pod("short", 4, activeDeadlineSeconds=60))
     assert virtual.wait_for_placed(4)["short"] == ("virtual-0", "1")
     virtual.create(virtual.pod("vip", 12, priorityClassName=patient))

@@ -134,7 +134,7 @@ def test_pod_stays_pending_when_free_units_are_spread_over_cards(virtual: Virtua
     virtual.create(virtual.pod("a", 10), virtual.pod("b", 10))
     assert {card for _, card in virtual.wait_for_placed(2).values()} == {"0", "1"}
     virtual.create(virtual.pod("p", 8))
-    virtual.wait_for_event("p", "Insufficient GPU Memory in one device: 0/2 GPUs fit")
+    virtual.wait_for_event("p", "Insufficient GPU Memory in one device: no GPU fits")
     # It is placed without further action when another pod ends.
     virtual.cluster.kubectl("-n", virtual.namespace, "delete", "pod", "a")
     assert "p" in virtual.wait_for_placed(2)

@@ -104,7 +104,7 @@ def test_reason_has_a_line_of_its_own_when_the_terminal_is_narrow() -> None:
         shown = on_terminal(station, 60)
         assert len(shown) == 7
         assert all(len(line) <= 60 for line in shown)
-        assert shown[2::2] == ["    0/1 GPUs fit: 1 too little memory"] * 3
+        assert shown[2::2] == ["    no GPU fits: 1 of 1 has too little memory"] * 3
         assert [it["name"] for it in station.jobs().values() if it["position"]] == ["c", "a", "b"]
 
 

@@ -101,7 +101,7 @@ def test_namespace_is_later_when_it_has_used_cards(tmp_path: Path) -> None:
 
 
 REASON = [
-    "0/3 GPUs fit: 3 too little memory",
+    "no GPU fits: 3 of 3 have too little memory",
     "there is room now: it is placed when kube-scheduler tries it again, in seconds",
 ]
 
@@ -128,7 +128,7 @@ def test_gang_is_one_row_when_its_pods_wait(tmp_path: Path) -> None:
     assert (row.name, row.asks) == ("train", "2 pods: 16 aliyun.com/gpu-mem")
     assert row.reserved == ["a/0", "a/1"]
     assert row.starts_by == since(0) + 10**9 + 1
-    assert row.why.startswith("0/2 GPUs fit: 2 too little memory")
+    assert row.why.startswith("no GPU fits: 2 of 2 have too little memory")
 
 
 def test_pod_is_below_the_queue_when_nothing_is_shared(tmp_path: Path) -> None:

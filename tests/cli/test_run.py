@@ -98,14 +98,14 @@ def test_ignored_port_of_a_further_version_is_named() -> None:
 
 def test_pending_job_of_this_machine_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its place, its reason, its reserved cards and what helps; an unknown one is refused."""
-    snapshot: MachineSnapshot = snapshot_of([job("night", 1, reserved=[0], reason="0/1 GPUs fit")])
+    snapshot: MachineSnapshot = snapshot_of([job("night", 1, reserved=[0], reason="no GPU fits")])
     monkeypatch.setattr(client, "get_snapshot", lambda _: snapshot)
     monkeypatch.setattr(client, "get_helps", lambda _, __: ["the end of day"])
     shown = fenka("why", "--local", "night")
     assert shown.exit_code == 0
     assert shown.stdout.startswith("night waits at position 1 of 1 for ")
     assert shown.stdout.endswith(
-        ": 0/1 GPUs fit; card 0 is reserved for it\n\nWhat helps:\n  - the end of day\n"
+        ": no GPU fits; card 0 is reserved for it\n\nWhat helps:\n  - the end of day\n"
     )
     assert fenka("why", "--local", "ghost") == refusal(
         1, "no job is called ghost: `fenka ps -a` lists jobs"

@@ -305,7 +305,7 @@ def full_cluster() -> FakeApiServer:
     [
         # 10 units are free: the planner serves two pods, 6 and 4. In the order of the queue 7 comes first.
         ((), {"p1", "p2"}, "no group may grow"),
-        (("--policy", "binpack"), {"p0"}, "0/1 GPUs fit: 1 too little memory"),
+        (("--policy", "binpack"), {"p0"}, "no GPU fits: 1 of 1 has too little memory"),
         (("--add-nodes", "gpu-1=1", "--policy", "spread"), {"p0", "p1", "p2"}, ""),
         (("--add-nodes", "gpu-1=1"), {"p0", "p1", "p2"}, ""),
     ],

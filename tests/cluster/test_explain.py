@@ -106,7 +106,7 @@ def test_hints_name_the_smallest_pods_first_when_their_end_makes_room() -> None:
     ]
     answer = data(objects(nodes=[sharing("a", cards=2)], pods=pods), "p")
     # Card 0: 4 free, card 1: 5 free; 9 by the sum.
-    assert answer["sentence"] == "0/2 GPUs fit: 2 too little memory"
+    assert answer["sentence"] == "no GPU fits: 2 of 2 have too little memory"
     assert answer["hints"] == [
         "it starts when default/small ends (3 units on card 1 of a)",
         "it starts when default/mid ends (6 units on card 1 of a)",
@@ -246,11 +246,11 @@ def test_events_are_the_newest_of_each_reason_when_there_are_many() -> None:
     events = [
         warning("FailedScheduling", "0/2 nodes, before", 1),
         warning("FailedScheduling", "0/1 nodes, now", 2),
-        warning("FenkaUnschedulable", "fenka: 0/1 GPUs fit", 3),
+        warning("FenkaUnschedulable", "fenka: no GPU fits", 3),
     ]
     pending = waiting(status=unschedulable("0/1 nodes, now"))
     server = objects(nodes=[sharing("a", 2)], pods=[pending], events=events)
-    assert data(server, "p")["events"] == ["FenkaUnschedulable: fenka: 0/1 GPUs fit"]
+    assert data(server, "p")["events"] == ["FenkaUnschedulable: fenka: no GPU fits"]
     placed = waiting(node="a", phase="Pending", annotations=on_card(0, 4))
     server = objects(
         nodes=[sharing("a")],
@@ -262,7 +262,7 @@ def test_events_are_the_newest_of_each_reason_when_there_are_many() -> None:
 
 def test_extender_is_named_when_its_sentence_is_in_the_message() -> None:
     """Its sentence in kube-scheduler's message shows that it was asked."""
-    message = "0/1 nodes are available: 1 0/2 GPUs fit: 2 too little memory."
+    message = "0/1 nodes are available: 1 no GPU fits: 2 of 2 have too little memory."
     server = objects(nodes=[sharing("a")], pods=[waiting(status=unschedulable(message))])
     assert data(server, "p")["extender"] == "the extender was asked, and says no"
 
@@ -365,6 +365,7 @@ def test_hint_has_the_reason_when_the_request_cannot_be_read(
         ("1 Insufficient GPU Memory in one device.", "the extender was asked"),
         ("The node a is not for GPU share, need skip", "the extender was asked"),
         # both, for different nodes
+        ("1 Insufficient aliyun.com/gpu-mem, 1 no GPU fits", "the extender was asked"),
         ("1 Insufficient aliyun.com/gpu-mem, 1 0/2 GPUs fit", "the extender was asked"),
     ],
 )

@@ -54,7 +54,7 @@ def test_nothing_is_reserved_when_a_gang_is_incomplete_or_does_not_fit() -> None
     held = cluster.put(a_pod("old", 8, node="a", uid="old", annotations=on_card(0, 8)))
     pods = cluster.gang("g", 4, 7)
     assert cluster.why(pods[3]) == (
-        "no room for all 4 pods of gang g: 0/2 GPUs fit: 2 too little memory; "
+        "no room for all 4 pods of gang g: no GPU fits: 2 of 2 have too little memory; "
         "2 of the gang's 4 would fit together; position 1 of 1 in the queue"
     )
     assert cluster.free("b") == T4_MIB

@@ -91,7 +91,7 @@ def test_gang_waits_when_no_rack_has_room() -> None:
     cluster = racks()
     pods = gang(cluster, 3, 14, required=RACK)
     assert cluster.why(pods[0]) == (
-        "no room for all 3 pods of gang g: 0/2 GPUs fit: 2 too little memory; all must be in one "
+        "no room for all 3 pods of gang g: no GPU fits: 2 of 2 have too little memory; all must be in one "
         "example.com/rack, and r2 has the most room: 2 of the gang's 3 would fit together; position 1 of 1 "
         "in the queue"
     )

@@ -337,7 +337,7 @@ def test_other_nodes_serve_when_a_node_reports_absurd_amounts() -> None:
     assert ComparedEvaluator(world, "binpack").filter(waiting, ["m", "n"]).fitting == ["m"]
     world.set_pod(msgspec.convert(pod_json("p2", 14, uid="p2", node="m"), Pod))
     (entry,) = complete(queue.schedule([waiting], 0.0, is_pending=lambda _: True)).entries
-    assert entry.why == "0/5 GPUs fit: 4 too little memory, 1 taken whole"
+    assert entry.why == "no GPU fits: 4 of 5 have too little memory, 1 is taken whole"
 
 
 def test_other_sources_count_when_the_report_cannot_be_read() -> None:

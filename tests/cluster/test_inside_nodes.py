@@ -207,7 +207,7 @@ def test_pending_pods_are_served_on_both_kinds_of_nodes_in_their_order() -> None
     explanation = there.evaluator.explain(make("large", 99))
     assert explanation is not None
     assert explanation.startswith(
-        "0/1 GPUs fit: 1 too little memory; the largest card has 14 units"
+        "no GPU fits: 1 of 1 has too little memory; the largest card has 14 units"
     )
     assert explanation.count("; ") == 2
 

@@ -166,10 +166,10 @@ class InstanceMachine(RuleBasedStateMachine):
                 assert [piece.card for it in placements for piece in it.slices] == [1]
             else:
                 assert isinstance(placements, Infeasible)
-                assert "0/2 GPUs fit: 2 divided into instances" in placements.sentence
+                assert "no GPU fits: 2 of 2 are divided into instances" in placements.sentence
         assert self.judge.explain(a_pod("large", 99)) == (
-            "0/4 GPUs fit: 3 divided into instances, 1 too little memory; the largest card has 14 units, "
-            "ask for no more"
+            "no GPU fits: 3 of 4 are divided into instances, 1 has too little memory; the largest card has "
+            "14 units, ask for no more"
         )
 
     def _place(self, pod: Pod, name: str) -> bool:

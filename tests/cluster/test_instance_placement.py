@@ -187,7 +187,7 @@ def test_no_instance_is_created_where_layouts_are_fixed() -> None:
     world = World(node(A100, on_demand=False, c0={("3g.20gb", 0): "own"}))
     assert world.place("ns/a", whole("3g.20gb")) == ["0/0 3g.20gb"]
     assert world.place("ns/b", whole("3g.20gb")) == (
-        "no card has room for 3g.20gb: 0/2 GPUs fit: 1 taken whole, 1 no such instance"
+        "no card has room for 3g.20gb: no GPU fits: 1 of 2 is taken whole, 1 has no such instance"
     )
 
 

@@ -209,7 +209,7 @@ def test_kubelets_count_is_the_reason_when_cards_fit_and_units_do_not() -> None:
 @pytest.mark.parametrize(
     ("full", "sentence"),
     [
-        (("a", "b"), "0/2 GPUs fit: 2 too little memory"),
+        (("a", "b"), "no GPU fits: 2 of 2 have too little memory"),
         # one node fits, or is excluded by something else than its cards
         (("a",), ""),
         ((), ""),

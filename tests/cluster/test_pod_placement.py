@@ -124,14 +124,14 @@ def test_each_node_has_its_reason_when_the_pod_does_not_fit() -> None:
     found = ComparedEvaluator(world, "binpack").filter(a_pod("p", 10), [*names, "gone"])
     assert found.fitting == ["good"]
     assert found.failed == {
-        "full": "Insufficient GPU Memory in one device: 0/1 GPUs fit: 1 too little memory"
+        "full": "Insufficient GPU Memory in one device: no GPU fits: 1 of 1 has too little memory"
     }
     expected = {
-        "small": "Insufficient GPU Memory in one device: 0/1 GPUs fit: 1 too little memory",
+        "small": "Insufficient GPU Memory in one device: no GPU fits: 1 of 1 has too little memory",
         "plain": "The node plain is not for GPU share, need skip",
         "leaving": "its label gpushare=false takes it out of sharing",
-        "sick": "0/1 GPUs fit: 1 unhealthy",
-        "shut": "0/1 GPUs fit: 1 cordoned",
+        "sick": "no GPU fits: 1 of 1 is unhealthy",
+        "shut": "no GPU fits: 1 of 1 is cordoned",
         "gone": 'node "gone" not found',
     }
     assert {name: found.unresolvable[name] for name in expected} == expected
@@ -169,7 +169,9 @@ def test_pod_gets_several_cards_when_it_requests_them() -> None:
     assert placed(world, judge, pod) == "n"
     assert [held(world, "n", i) for i in range(3)] == [4308, 4308, 0]
     found = judge.filter(a_pod("q", 24, labels={"aliyun.com/gpu-count": "2"}), ["n"])
-    assert found.failed["n"].endswith("2 too little memory, 1 without enough others beside it")
+    assert found.failed["n"].endswith(
+        "2 of 3 have too little memory, 1 is without enough others beside it"
+    )
 
 
 def test_cards_are_counted_one_by_one_when_they_differ() -> None:
@@ -239,10 +241,10 @@ def test_explanation_covers_all_nodes_when_none_fits() -> None:
     judge = ComparedEvaluator(world, "binpack")
     assert judge.explain(a_pod("p", 4)) is None
     assert judge.explain(a_pod("p", 20)) == (
-        "0/2 GPUs fit: 2 too little memory; the largest card has 14 units, ask for no more"
+        "no GPU fits: 2 of 2 have too little memory; the largest card has 14 units, ask for no more"
     )
     world.set_pod(a_pod("old", 10, node="a", annotations=on_card(0, 10)))
-    assert judge.explain(a_pod("p", 10)) == "0/2 GPUs fit: 2 too little memory"
+    assert judge.explain(a_pod("p", 10)) == "no GPU fits: 2 of 2 have too little memory"
     world.set_node(a_node("c", 2 * T4_MIB))
     assert "the largest card has 29 units" in (judge.explain(a_pod("p", 30)) or "")
     assert ComparedEvaluator(ClusterState(), "binpack").explain(a_pod("p", 4)) == "there is no GPU"

@@ -117,7 +117,7 @@ def test_entries_say_why_they_do_not_fit() -> None:
     first, second = complete(queue.schedule([pending("p"), pending("q", at=1)], NOW)).entries
     assert (first.why, bool(first.placements)) == ("", True)
     # 14 - 10 = 4 units are left
-    assert (second.why, second.placements) == ("0/1 GPUs fit: 1 too little memory", ())
+    assert (second.why, second.placements) == ("no GPU fits: 1 of 1 has too little memory", ())
     assert (first.requested_at, second.requested_at) == (START, START + 1)
 
 

@@ -16,7 +16,7 @@ def test_nothing_is_reserved_when_no_pod_is_pending() -> None:
     cluster = ExtenderHarness([node_json("n", T4_MIB)])
     assert cluster.start(make("p", 12)) == "n/0"
     assert cluster.ask(make("q", 4)) == {
-        "n": "Insufficient GPU Memory in one device: 0/1 GPUs fit: 1 too little memory; "
+        "n": "Insufficient GPU Memory in one device: no GPU fits: 1 of 1 has too little memory; "
         "position 1 of 1 in the queue"
     }
 
@@ -32,8 +32,8 @@ def test_small_pods_use_the_other_card_when_one_is_reserved() -> None:
     assert [cluster.start(it) for it in small[:2]] == ["n/0", "n/0"]
     # card 0 is full now, 14 of 14; card 1 has 4 left, for the head
     assert cluster.start(small[2]) == (
-        "Insufficient GPU Memory in one device: 0/2 GPUs fit: 1 too little memory, "
-        "1 reserved for requests before it; position 2 of 2 in the queue"
+        "Insufficient GPU Memory in one device: no GPU fits: 1 of 2 has too little memory, "
+        "1 is reserved for requests before it; position 2 of 2 in the queue"
     )
     cluster.now = 200
     cluster.gone("h1")
@@ -104,7 +104,7 @@ def test_card_is_held_when_a_pod_that_fits_is_in_backoff() -> None:
     cluster.set(tiny)
     assert cluster.start(tiny) == "n/0"
     assert cluster.start(later) == (
-        "0/1 GPUs fit: 1 reserved for requests before it; position 2 of 2 in the queue"
+        "no GPU fits: 1 of 1 is reserved for requests before it; position 2 of 2 in the queue"
     )
     assert cluster.start(head) == "n/0"
 

@@ -44,7 +44,7 @@ def test_two_users_fill_two_cards_and_the_third_pod_follows_the_first_that_ends(
     fourth = make("ann-3", 8, 4, namespace="ann")
     cluster.set(fourth)
     assert cluster.start(fourth) == (
-        f"Insufficient GPU Memory in one device: 0/2 GPUs fit: 2 {FULL}; "
+        f"Insufficient GPU Memory in one device: no GPU fits: 2 of 2 have {FULL}; "
         "position 1 of 1 in the queue"
     )
     # 14 - 4 = 10 >= 8 on card 0; 14 - 10 = 4 < 8 on card 1
@@ -67,7 +67,7 @@ def test_small_pods_of_one_user_do_not_delay_the_large_one_of_another() -> None:
     cluster.set(*small)
     # 2 + 6 * 2 = 14
     assert [cluster.start(pod) for pod in small[:6]] == ["n/1"] * 6
-    assert "1 reserved for requests before it" in cluster.start(small[6])
+    assert "1 is reserved for requests before it" in cluster.start(small[6])
     cluster.now = 100
     cluster.gone("h0")
     assert cluster.start(cluster.pods["bob"]) == "n/0"

@@ -167,7 +167,7 @@ class TestNamedCards:
         step = serve(queue(*[units(14)] * 6), [held(0, 1)], T4)
         assert [it.position for it in step.pending] == [1, 2, 3, 4, 5, 6]
         assert [it.reservation is not None for it in step.pending] == [True] * 4 + [False] * 2
-        assert {it.reason for it in step.pending} == {"0/1 GPUs fit: 1 too little memory"}
+        assert {it.reason for it in step.pending} == {"no GPU fits: 1 of 1 has too little memory"}
 
     def test_gang_reserves_cards_for_all_its_members(self) -> None:
         """Two of 8 units: card 0 at 300, card 1 at 200; it starts when both will do."""
@@ -219,7 +219,7 @@ class TestTogether:
         # 9 held of b's 14: no node has 8 left, though each has 4.
         step = serve([pair], [held(0, 10, 200), held(0, 9, 300, "b")], T4, OTHER)
         assert step.placed == ()
-        assert step.pending[0].reason == "0/2 GPUs fit: 2 too little memory"
+        assert step.pending[0].reason == "no GPU fits: 2 of 2 have too little memory"
         # b, when its one has ended, or a: the earlier
         assert named(step) == {"w0": (["GPU-a-0"], 200)}
 
@@ -278,7 +278,7 @@ class TestNodesItMayGoTo:
         assert named(step) == {"w0": (["GPU-a-0"], 200)}
         assert [(name, found[0].node) for name, found in step.placed] == [("w1", "b"), ("w2", "b")]
         # Only a's card is counted in its reason.
-        assert step.pending[0].reason == "0/1 GPUs fit: 1 too little memory"
+        assert step.pending[0].reason == "no GPU fits: 1 of 1 has too little memory"
 
     def test_request_is_rejected_when_eligible_nodes_do_not_exist(self) -> None:
         """It keeps nobody off anything."""
@@ -397,4 +397,4 @@ def test_one_queue_serves_nodes_of_different_units() -> None:
     (waiting,) = result.pending
     assert waiting.id == "r5"
     assert waiting.reservation is not None
-    assert waiting.reason == "0/2 GPUs fit: 2 too little memory"
+    assert waiting.reason == "no GPU fits: 2 of 2 have too little memory"

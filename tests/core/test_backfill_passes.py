@@ -163,8 +163,8 @@ def test_rejection_is_renewed_when_something_was_placed_in_between() -> None:
     result = serve(waiting, [held(0, 14, 200)], TWO)
     assert starts(result) == {"w0": 200, "w1": "now", "w2": None}
     assert [it.reason for it in result.pending] == [
-        "0/2 GPUs fit: 1 in use, 1 without enough others beside it",
-        "0/2 GPUs fit: 2 in use",
+        "no GPU fits: 1 of 2 is in use, 1 is without enough others beside it",
+        "no GPU fits: 2 of 2 are in use",
     ]
 
 
@@ -174,8 +174,8 @@ def test_equal_rejections_differ_when_nothing_reserves_and_something_was_placed(
     result = NodesBackfill((TWO,), "binpack", PLAIN, 0).serve(waiting, [held(0, 14, 200)], 100)
     assert starts(result) == {"w0": "never", "w1": "now", "w2": "never"}
     assert [it.reason for it in result.pending] == [
-        "0/2 GPUs fit: 1 in use, 1 without enough others beside it",
-        "0/2 GPUs fit: 2 in use",
+        "no GPU fits: 1 of 2 is in use, 1 is without enough others beside it",
+        "no GPU fits: 2 of 2 are in use",
     ]
 
 

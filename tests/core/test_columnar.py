@@ -175,7 +175,7 @@ BAD = [
             [
                 "unhealthy",
                 "cordoned",
-                "another model",
+                "of another model",
                 "taken whole",
                 "too little compute",
                 "too little memory",

@@ -72,7 +72,7 @@ FREE = [
     (units(8), "binpack", NO_LIMITS, "a0"),
     (units(4), "spread", NO_LIMITS, "a0"),
     (units(8), "binpack", among("b", "c"), "b0"),
-    (units(8), "binpack", among("c"), "0/1 GPUs fit: 1 too little memory"),
+    (units(8), "binpack", among("c"), "no GPU fits: 1 of 1 has too little memory"),
     (units(8), "binpack", among("gone"), "there is no GPU"),
     # a1 and b0 are as tight: the lower index
     (units(8), "binpack", on("a0"), "b0"),
@@ -81,20 +81,35 @@ FREE = [
         units(8),
         "binpack",
         on("a0", "a1", "b0"),
-        "0/4 GPUs fit: 3 reserved for requests before it, ",
+        "no GPU fits: 3 of 4 are reserved for requests before it, ",
     ),
     (units(4, cards=2), "binpack", NO_LIMITS, "a0 a1"),
-    (units(4, cards=2), "spread", on("a1"), "0/4 GPUs fit: 3 without enough others beside it, "),
-    (units(4, cards=3), "binpack", NO_LIMITS, "0/4 GPUs fit: 4 without enough others beside it"),
-    (units(15), "binpack", NO_LIMITS, "0/4 GPUs fit: 4 too little memory"),
+    (
+        units(4, cards=2),
+        "spread",
+        on("a1"),
+        "no GPU fits: 3 of 4 are without enough others beside it, ",
+    ),
+    (
+        units(4, cards=3),
+        "binpack",
+        NO_LIMITS,
+        "no GPU fits: 4 of 4 are without enough others beside it",
+    ),
+    (units(15), "binpack", NO_LIMITS, "no GPU fits: 4 of 4 have too little memory"),
     # 7611 is all of the P4, and one more is not
     (exact(P4_MIB), "binpack", NO_LIMITS, "c0"),
     (exact(P4_MIB + 1), "binpack", NO_LIMITS, "a0"),
-    (exact(T4_MIB + 1), "spread", NO_LIMITS, "0/4 GPUs fit: 4 too little memory"),
+    (exact(T4_MIB + 1), "spread", NO_LIMITS, "no GPU fits: 4 of 4 have too little memory"),
     (whole(2), "spread", NO_LIMITS, "a0 a1"),
     (whole(), "binpack", on("c0"), "a0"),
     (Request(compute=100), "binpack", NO_LIMITS, "c0"),
-    (Request(compute=1, models=frozenset({"A"})), "binpack", NO_LIMITS, "0/4 GPUs fit: 4 another"),
+    (
+        Request(compute=1, models=frozenset({"A"})),
+        "binpack",
+        NO_LIMITS,
+        "no GPU fits: 4 of 4 are of an",
+    ),
     (Request(whole=True, models=frozenset({"A", "Tesla T4"})), "binpack", among("b"), "b0"),
 ]
 
@@ -127,21 +142,31 @@ def test_request_goes_to_the_best_node_when_all_are_free(
         ([units(4), units(4), units(14)], "spread", NO_LIMITS, "a1 a1 a0"),
         ([whole(), units(1)], "binpack", NO_LIMITS, "a0 a1"),
         # the first one that does not fit beside those before it gives the reasons
-        ([units(8)] * 3, "binpack", NO_LIMITS, "0/4 GPUs fit: 4 too little memory"),
+        ([units(8)] * 3, "binpack", NO_LIMITS, "no GPU fits: 4 of 4 have too little memory"),
         (
             [units(8), units(8)],
             "binpack",
             on("a0"),
-            "0/4 GPUs fit: 3 too little memory, 1 reserved",
+            "no GPU fits: 3 of 4 have too little memory, 1 is reserved",
         ),
-        ([units(8), whole()], "binpack", among("b"), "0/1 GPUs fit: 1 in use"),
-        ([whole(), units(8)], "binpack", among("b"), "0/1 GPUs fit: 1 taken whole"),
-        ([Request(compute=60)] * 2, "binpack", among("b"), "0/1 GPUs fit: 1 too little compute"),
+        ([units(8), whole()], "binpack", among("b"), "no GPU fits: 1 of 1 is in use"),
+        ([whole(), units(8)], "binpack", among("b"), "no GPU fits: 1 of 1 is taken whole"),
+        (
+            [Request(compute=60)] * 2,
+            "binpack",
+            among("b"),
+            "no GPU fits: 1 of 1 has too little compute",
+        ),
         ([Request(compute=60)] * 2, "binpack", among("a", "b"), "a0 a1"),
         ([units(4)] * 2, "binpack", among("gone"), "there is no GPU"),
         # each container needs two cards, in 7 of 14 units: twice on both
         ([units(7, cards=2)] * 2, "binpack", NO_LIMITS, "a0 a1 a0 a1"),
-        ([units(8, cards=2)] * 2, "binpack", among("a"), "0/2 GPUs fit: 2 too little memory"),
+        (
+            [units(8, cards=2)] * 2,
+            "binpack",
+            among("a"),
+            "no GPU fits: 2 of 2 have too little memory",
+        ),
     ],
 )
 def test_requests_for_one_node_are_together_or_nowhere(
@@ -184,7 +209,7 @@ def test_story_of_one_placer_when_requests_come_and_go(make: Make) -> None:
     assert isinstance(third, Placement)
     placer.add(third)
     refused = placer.place(units(8), "binpack")
-    assert shown(refused) == "0/3 GPUs fit: 3 too little memory"
+    assert shown(refused) == "no GPU fits: 3 of 3 have too little memory"
     assert shown(placer.place(units(6), "binpack")) == "a0"
     placer.remove(second)
     assert shown(placer.place(units(8), "binpack")) == "a1"
@@ -209,10 +234,13 @@ def test_placer_goes_by_the_usage_of_its_view(make: Make) -> None:
     placer = make([A, B], view)
     assert shown(placer.place(units(7), "binpack")) == "a1"
     assert shown(placer.place(Request(compute=100), "binpack")) == "a0"
-    assert shown(placer.place(whole(), "binpack")) == "0/3 GPUs fit: 2 in use, 1 taken whole"
+    assert (
+        shown(placer.place(whole(), "binpack"))
+        == "no GPU fits: 2 of 3 are in use, 1 is taken whole"
+    )
     assert shown(placer.place(units(6, compute=100), "binpack")) == "a0"
     assert shown(placer.place(units(7, compute=100), "binpack")) == (
-        "0/3 GPUs fit: 1 too little memory, 1 too little compute, 1 taken whole"
+        "no GPU fits: 1 of 3 has too little memory, 1 has too little compute, 1 is taken whole"
     )
 
 
@@ -239,11 +267,11 @@ def test_rejection_tells_of_its_own_time_when_it_is_read_later(together: bool) -
     placer.remove(placement(piece(0, 13_000)))
     assert shown(ask()).startswith("a0")
     assert early.counts() == {ReasonCode.WHOLE: 1, ReasonCode.MEMORY: 1}
-    assert late.sentence() == "0/2 GPUs fit: 2 too little memory"
+    assert late.sentence() == "no GPU fits: 2 of 2 have too little memory"
     # 15079 - 14000 = 1079 and 15079 - 13000 = 2079 were free
     assert [reason.available for reason in late.reasons] == [2079, 1079]
     assert [reason.available for reason in early.reasons] == [0, 1079]
-    assert early.with_hint("wait").sentence().endswith("1 taken whole; wait")
+    assert early.with_hint("wait").sentence().endswith("1 is taken whole; wait")
     # Reading has changed nothing.
     assert placer.card_usage("a", device(0)) == placer.card_usage("a", device(1)) == NO_USAGE
 
@@ -288,7 +316,9 @@ def test_reasons_cost_no_change_of_other_gangs_when_many_were_rejected() -> None
     rejected = [place_all(placer, [units(4)] * 2 + [units(14)] * 3, "binpack") for _ in range(50)]
     before = columns.changes
     sentences = {why.sentence() for why in rejected if isinstance(why, Unschedulable)}
-    assert sentences == {"0/3 GPUs fit: 3 too little memory; 4 of the gang's 5 would fit together"}
+    assert sentences == {
+        "no GPU fits: 3 of 3 have too little memory; 4 of the gang's 5 would fit together"
+    }
     # Each goes to the members that it had tried before, and back: 4 of them, 2 by order, and none by others.
     assert columns.changes - before <= 50 * 2 * 4
 
@@ -331,11 +361,13 @@ def test_more_than_all_cards_are_rejected_when_only_a_few_are_large(make: Make) 
     assert shown(placer.place(units(14, cards=2), "spread", on("a1"))) == "a0 a2"
     placer.add(held)
     assert shown(placer.place(units(14, cards=2), "binpack")) == (
-        "0/5 GPUs fit: 3 too little memory, 2 without enough others beside it"
+        "no GPU fits: 3 of 5 have too little memory, 2 are without enough others beside it"
     )
     placer.remove(held)
     assert shown(placer.place(units(14, cards=2), "binpack")) == "a0 a2"
-    assert shown(placer.place(units(1, cards=4), "binpack")).startswith("0/5 GPUs fit: 5 without")
+    assert shown(placer.place(units(1, cards=4), "binpack")).startswith(
+        "no GPU fits: 5 of 5 are without"
+    )
 
 
 @both
@@ -364,7 +396,9 @@ def test_several_cards_are_found_when_the_one_that_was_full_is_released(make: Ma
     placer.add(held)
     two = exact(6000, cards=2)
     # 15079 - 10000 = 5079
-    assert shown(placer.place(two, "binpack")).startswith("0/2 GPUs fit: 1 too little memory, 1")
+    assert shown(placer.place(two, "binpack")).startswith(
+        "no GPU fits: 1 of 2 has too little memory, 1"
+    )
     placer.remove(held)
     assert shown(placer.place(two, "binpack")) == "a0 a1"
     assert shown(placer.place_on_one_node([two, two], "binpack")) == "a0 a1 a0 a1"
@@ -377,7 +411,7 @@ def test_closed_card_is_not_given_when_it_is_the_only_large_one(make: Make, clos
     cards = Node("a", (closed, card(1, P4_MIB)))
     placer = make([cards])
     assert shown(placer.place(units(8), "binpack")).startswith(
-        "0/2 GPUs fit: 1 too little memory, 1"
+        "no GPU fits: 1 of 2 has too little memory, 1"
     )
     assert isinstance(placer.place(units(7, cards=2), "binpack"), Unschedulable)
     assert shown(placer.place(units(7), "spread")) == "a1"
@@ -401,7 +435,7 @@ def test_node_without_cards_is_no_obstacle_when_another_has_some(make: Make) -> 
     """It has a slot of its own, and no reason."""
     placer = make([Node("0", ()), B, Node("z", ())])
     assert shown(placer.place(units(14), "binpack")) == "b0"
-    assert shown(placer.place(units(15), "binpack")) == "0/1 GPUs fit: 1 too little memory"
+    assert shown(placer.place(units(15), "binpack")) == "no GPU fits: 1 of 1 has too little memory"
 
 
 @both
@@ -419,7 +453,7 @@ def test_amounts_are_exact_when_they_are_the_largest_possible(make: Make, policy
     assert placer.host_usage("a") == (MAX_HOST, MAX_HOST - 1)
     small = replace(request, cpu_milli=1, host_memory_mib=0)
     assert shown(placer.place(small, policy)) == (
-        "0/2 GPUs fit: 1 too little memory, 1 too little CPU"
+        "no GPU fits: 1 of 2 has too little memory, 1 has too little CPU"
     )
     assert isinstance(
         placer.place(replace(small, cpu_milli=0, host_memory_mib=1), policy), Placement

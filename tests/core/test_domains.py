@@ -131,7 +131,7 @@ def test_gang_is_close_together_when_that_is_preferred(
             [],
             RACK,
             (),
-            "0/4 GPUs fit: 4 too little memory; all must be in one rack, and r1 has the most room: "
+            "no GPU fits: 4 of 4 have too little memory; all must be in one rack, and r1 has the most room: "
             "4 of the gang's 5 would fit together",
         ),
         # With a full r1 has 2 places left, and r2 has 3.
@@ -140,7 +140,7 @@ def test_gang_is_close_together_when_that_is_preferred(
             [*full("a"), on(0, 14, "c")],
             RACK,
             (),
-            "0/4 GPUs fit: 4 too little memory; all must be in one rack, and r2 has the most room: "
+            "no GPU fits: 4 of 4 have too little memory; all must be in one rack, and r2 has the most room: "
             "3 of the gang's 4 would fit together",
         ),
         # A member on d: the others go to its rack, although a and b are as good.
@@ -152,7 +152,7 @@ def test_gang_is_close_together_when_that_is_preferred(
             full("c"),
             RACK,
             ("c",),
-            "0/4 GPUs fit: 4 too little memory; all must be in one rack, and r2 has the most room: "
+            "no GPU fits: 4 of 4 have too little memory; all must be in one rack, and r2 has the most room: "
             "2 of the gang's 3 would fit together",
         ),
         # Members that have started in two racks, or without a label, have no rack in common.

@@ -229,14 +229,14 @@ def reserved(
             3,
             units(8),
             PlacementLimits(among=frozenset({"b"})),
-            "0/2 GPUs fit: 2 too little memory; 2 of the gang's 3 would fit together",
+            "no GPU fits: 2 of 2 have too little memory; 2 of the gang's 3 would fit together",
             [0, 0, 0, 0],
         ),
         (
             4,
             units(8),
             PlacementLimits(frozenset({device(1, "b")})),
-            "0/4 GPUs fit: 3 too little memory, 1 reserved for requests before it; "
+            "no GPU fits: 3 of 4 have too little memory, 1 is reserved for requests before it; "
             "3 of the gang's 4 would fit together",
             [0, 0, 0, 0],
         ),
@@ -244,7 +244,7 @@ def reserved(
             2,
             units(15),
             PlacementLimits(),
-            "0/4 GPUs fit: 4 too little memory; 0 of the gang's 2 would fit together",
+            "no GPU fits: 4 of 4 have too little memory; 0 of the gang's 2 would fit together",
             [0, 0, 0, 0],
         ),
     ],
@@ -290,7 +290,7 @@ def test_host_is_reserved_with_the_cards() -> None:
     refused = made.reserve("h", members(1, member), "binpack", placer, 60)
     assert isinstance(refused, Unschedulable)
     assert refused.sentence() == (
-        "0/2 GPUs fit: 2 too little CPU; 0 of the gang's 1 would fit together"
+        "no GPU fits: 2 of 2 have too little CPU; 0 of the gang's 1 would fit together"
     )
     made.mark_started("g", "m0")
     assert made.usage.host_usage("a") == (2000, 3000)
@@ -301,7 +301,7 @@ def test_story_of_two_gangs_of_which_one_is_late() -> None:
     ledger = Ledger([A, B])
     made = plans(ledger)
     assert reserved(made, "first", 2, whole(2)) == "a0 a1 b0 b1"
-    assert reserved(made, "second", 1, units(1)).startswith("0/4 GPUs fit: 4 taken whole")
+    assert reserved(made, "second", 1, units(1)).startswith("no GPU fits: 4 of 4 are taken whole")
     plan = made.get("first")
     assert plan is not None
     ledger.adopt("first/m1", plan.placements["m1"])

@@ -100,7 +100,7 @@ def test_gang_rejection_says_how_many_members_would_fit() -> None:
     found = place_gang(EmptyUsage(), [units(8)] * 5, "binpack", [A, B])
     assert isinstance(found, Unschedulable)
     assert found.sentence() == (
-        "0/4 GPUs fit: 4 too little memory; 4 of the gang's 5 would fit together"
+        "no GPU fits: 4 of 4 have too little memory; 4 of the gang's 5 would fit together"
     )
 
 
@@ -199,7 +199,7 @@ def test_search_gives_up_when_it_has_tried_too_much(
     if isinstance(found, Unschedulable):
         # 6 + 5 + 3 + 2 thousand of 18, and 2 are left: one on each card
         assert found.sentence() == (
-            "0/2 GPUs fit: 2 too little memory; 4 of the gang's 5 would fit together"
+            "no GPU fits: 2 of 2 have too little memory; 4 of the gang's 5 would fit together"
         )
     assert all(placer.card_usage("a", device(it)) == NO_USAGE for it in (0, 1))
 

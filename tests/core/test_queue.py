@@ -297,7 +297,7 @@ def test_status_has_the_sentence_of_its_rejection() -> None:
     """With the hint."""
     rejections = (NodeRejection("a", (Reason(ReasonCode.MEMORY, 0, 9, 1),)),)
     status = QueueStatus("x", 1, Unschedulable(rejections, "ask for less"), None)
-    assert status.reason == "0/1 GPUs fit: 1 too little memory; ask for less"
+    assert status.reason == "no GPU fits: 1 of 1 has too little memory; ask for less"
 
 
 @settings(deadline=None, max_examples=80)

@@ -1,5 +1,6 @@
 """The sentences that are built from reasons, and their hints what to request instead."""
 
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -43,24 +44,24 @@ def rejected(*whys: ReasonCode, hint: str = "") -> Unschedulable:
         # 5 + 2 + 1 = 8, most frequent first
         (
             rejected(ReasonCode.UNHEALTHY, *[ReasonCode.CORDONED] * 2, *[ReasonCode.MEMORY] * 5),
-            "0/8 GPUs fit: 5 too little memory, 2 cordoned, 1 unhealthy",
+            "no GPU fits: 5 of 8 have too little memory, 2 are cordoned, 1 is unhealthy",
         ),
         # equals in the order in which they are declared
         (
             rejected(ReasonCode.CORDONED, ReasonCode.UNHEALTHY, ReasonCode.MEMORY),
-            "0/3 GPUs fit: 1 too little memory, 1 unhealthy, 1 cordoned",
+            "no GPU fits: 1 of 3 has too little memory, 1 is unhealthy, 1 is cordoned",
         ),
         (
             rejected(ReasonCode.RESERVED),
-            "0/1 GPUs fit: 1 reserved for requests before it",
+            "no GPU fits: 1 of 1 is reserved for requests before it",
         ),
         (
             rejected(ReasonCode.TOO_FEW, ReasonCode.WHOLE),
-            "0/2 GPUs fit: 1 taken whole, 1 without enough others beside it",
+            "no GPU fits: 1 of 2 is taken whole, 1 is without enough others beside it",
         ),
         (
             rejected(ReasonCode.MEMORY, hint="ask for less"),
-            "0/1 GPUs fit: 1 too little memory; ask for less",
+            "no GPU fits: 1 of 1 has too little memory; ask for less",
         ),
         (Unschedulable(()), "there is no GPU"),
         (Unschedulable((NodeRejection("a", ()),), "buy one"), "there is no GPU; buy one"),
@@ -82,7 +83,10 @@ def test_sentence_has_all_nodes_when_cards_differ() -> None:
     nodes = [Node("a", cards[:4]), Node("b", cards[4:])]
     verdict = place(EmptyUsage(), units(4), "binpack", nodes)
     assert isinstance(verdict, Unschedulable)
-    assert verdict.sentence() == "0/8 GPUs fit: 5 too little memory, 2 cordoned, 1 unhealthy"
+    assert (
+        verdict.sentence()
+        == "no GPU fits: 5 of 8 have too little memory, 2 are cordoned, 1 is unhealthy"
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,35 +94,37 @@ def test_sentence_has_all_nodes_when_cards_differ() -> None:
     [
         (
             units(4),
-            "0/6 GPUs fit: 3 too little memory, 1 taken whole, 1 unhealthy, 1 cordoned",
+            "no GPU fits: 3 of 6 have too little memory, 1 is taken whole, 1 is unhealthy, 1 is cordoned",
         ),
         (
             whole(),
-            "0/6 GPUs fit: 3 in use, 1 taken whole, 1 unhealthy, 1 cordoned",
+            "no GPU fits: 3 of 6 are in use, 1 is taken whole, 1 is unhealthy, 1 is cordoned",
         ),
         (
             whole(2),
-            "0/6 GPUs fit: 3 in use, 1 taken whole, 1 unhealthy, 1 cordoned",
+            "no GPU fits: 3 of 6 are in use, 1 is taken whole, 1 is unhealthy, 1 is cordoned",
         ),
         (
             Request(compute=50),
-            "0/6 GPUs fit: 3 too little compute, 1 taken whole, 1 unhealthy, 1 cordoned",
+            "no GPU fits: 3 of 6 have too little compute, 1 is taken whole, 1 is unhealthy, 1 is cordoned",
         ),
         (
             Request(Memory(1), models=frozenset({"A100"})),
-            "0/6 GPUs fit: 4 another model, 1 unhealthy, 1 cordoned",
+            "no GPU fits: 4 of 6 are of another model, 1 is unhealthy, 1 is cordoned",
         ),
         (
             exact(1, cards=4),
-            "0/6 GPUs fit: 3 without enough others beside it, 1 taken whole, 1 unhealthy, 1 cordoned",
+            "no GPU fits: 3 of 6 are without enough others beside it, 1 is taken whole, 1 is unhealthy, "
+            "1 is cordoned",
         ),
         (
             Request(Memory(1), host_memory_mib=65),
-            "0/6 GPUs fit: 3 too little host memory, 1 taken whole, 1 unhealthy, 1 cordoned",
+            "no GPU fits: 3 of 6 have too little host memory, 1 is taken whole, 1 is unhealthy, "
+            "1 is cordoned",
         ),
         (
             Request(Memory(20_000), cpu_milli=1, host_memory_mib=65),
-            "0/6 GPUs fit: 3 too little memory, 1 taken whole, 1 unhealthy, 1 cordoned",
+            "no GPU fits: 3 of 6 have too little memory, 1 is taken whole, 1 is unhealthy, 1 is cordoned",
         ),
     ],
 )
@@ -147,7 +153,7 @@ def test_rejections_are_equal_when_reasons_and_hint_are() -> None:
     assert len({one, same, one.with_hint(""), rejected(ReasonCode.MEMORY, hint="h")}) == 3
     assert one != rejected(ReasonCode.CPU, ReasonCode.MEMORY, hint="h")
     assert one != one.with_hint("other")
-    assert one != "0/2 GPUs fit: 1 too little memory, 1 too little CPU; h"
+    assert one != "no GPU fits: 1 of 2 has too little memory, 1 has too little CPU; h"
     assert one.with_hint("other").hint == "other"
     assert one.hint == "h"
     assert one.counts() == one.with_hint("").counts()
@@ -156,16 +162,20 @@ def test_rejections_are_equal_when_reasons_and_hint_are() -> None:
 def test_counts_are_sorted_by_number_and_then_as_they_are_declared() -> None:
     """Every reason once, then one of them twice; nothing is left out."""
     every = Counter(dict.fromkeys(reversed(ReasonCode), 1))
-    listed = ", ".join(f"1 {code.value}" for code in ReasonCode)
-    assert counts_sentence(every) == f"0/{len(ReasonCode)} GPUs fit: {listed}"
+    said = counts_sentence(every)
+    assert said.startswith(f"no GPU fits: 1 of {len(ReasonCode)} has too little memory, 1 has too")
+    codes = [
+        re.sub(r"1 (of \d+ )?(has|is) ", "", part) for part in said.partition(": ")[2].split(", ")
+    ]
+    assert codes == [code.value for code in ReasonCode]
     every[ReasonCode.HOST_MEMORY] += 1
     assert counts_sentence(every).startswith(
-        "0/15 GPUs fit: 2 too little host memory, 1 too little m"
+        "no GPU fits: 2 of 15 have too little host memory, 1 has too little m"
     )
     assert counts_sentence(Counter()) == "there is no GPU"
     assert (
         counts_sentence(Counter({ReasonCode.WHOLE: 10_000}))
-        == "0/10000 GPUs fit: 10000 taken whole"
+        == "no GPU fits: 10000 of 10000 are taken whole"
     )
 
 
@@ -290,5 +300,5 @@ def test_request_may_wait_when_only_health_or_a_cordon_excludes_it(out: Card) ->
     verdict = never_fits(units(15), nodes)
     assert verdict is not None
     assert verdict.sentence() == (
-        "0/1 GPUs fit: 1 too little memory; the largest card has 14 units, ask for no more"
+        "no GPU fits: 1 of 1 has too little memory; the largest card has 14 units, ask for no more"
     )

@@ -136,7 +136,7 @@ def test_day_of_a_workstation_with_two_cards() -> None:
     result = desk.serve(60)
     assert where(result) == {"small": "a0"}
     assert waits(result) == {"notebook3": ("GPU-a-1", 600)}
-    assert result.pending[0].reason == "0/2 GPUs fit: 2 too little memory"
+    assert result.pending[0].reason == "no GPU fits: 2 of 2 have too little memory"
     # One notebook ends early.
     desk.end("notebook1")
     assert where(desk.serve(120)) == {"notebook3": "a0"}
@@ -168,13 +168,15 @@ def test_day_with_a_cordon_and_a_sick_card() -> None:
     assert where(result) == {}
     # Nobody knows when a card comes back: nothing is reserved for it.
     assert waits(result) == {"third": None, "huge": None}
-    assert [it.reason for it in result.pending] == ["0/2 GPUs fit: 1 unhealthy, 1 cordoned"] * 2
+    assert [it.reason for it in result.pending] == [
+        "no GPU fits: 1 of 2 is unhealthy, 1 is cordoned"
+    ] * 2
     # But the one could fit one day and the other never.
     assert never_fits(units(4), desk.nodes) is None
     never = never_fits(units(15), desk.nodes)
     assert never is not None
     assert never.sentence() == (
-        "0/2 GPUs fit: 2 too little memory; the largest card has 14 units, ask for no more"
+        "no GPU fits: 2 of 2 have too little memory; the largest card has 14 units, ask for no more"
     )
     # Jobs on closed cards go on, and end as any other.
     assert desk.ledger.state("long") is EntryState.CONFIRMED
@@ -253,8 +255,8 @@ def test_gang_waits_for_two_nodes_and_is_placed_as_a_whole() -> None:
     reserved = "GPU-a-0 GPU-a-1 GPU-b-0 GPU-b-1"
     assert waits(result)["gang"] == (reserved, 100)
     assert [it.reason for it in result.pending] == [
-        "0/4 GPUs fit: 4 too little memory; 3 of the gang's 4 would fit together",
-        "0/4 GPUs fit: 3 reserved for requests before it, 1 too little memory",
+        "no GPU fits: 4 of 4 have too little memory; 3 of the gang's 4 would fit together",
+        "no GPU fits: 3 of 4 are reserved for requests before it, 1 has too little memory",
     ]
     # 6 + 8 = 14: short is beside single, and ends at 100 too
     result = cluster.serve(100)

@@ -169,7 +169,9 @@ def test_sentence_names_the_missing_links() -> None:
     request = replace(whole(2), linked=True)
     verdict = place(holding(taken(0, 2, 4, 6)), request, "binpack", (PAIRS,))
     assert isinstance(verdict, Unschedulable)
-    assert verdict.sentence() == ("0/8 GPUs fit: 4 taken whole, 4 without NVLink to enough others")
+    assert verdict.sentence() == (
+        "no GPU fits: 4 of 8 are taken whole, 4 are without NVLink to enough others"
+    )
     (reason, *_) = [it for it in verdict.reasons if it.code is ReasonCode.NOT_LINKED]
     assert (reason.needed, reason.available) == (2, 0)
 

@@ -151,7 +151,7 @@ def test_page_shows_what_commands_say(t4: Workstation) -> None:
         helps = eventually(lambda: page.world()["waiting"][0]["helps"])
         assert said[
             0
-        ] == "nb4 waits at position 1 of 1 for 4: 0/1 GPUs fit: 1 too little memory; " + (
+        ] == "nb4 waits at position 1 of 1 for 4: no GPU fits: 1 of 1 has too little memory; " + (
             "card 0 is reserved for it"
         )
         assert said[1:] == ["", "What helps:", *(f"  - {sentence}" for sentence in helps)]
@@ -181,7 +181,7 @@ def test_what_if_says_what_starts(t4: Workstation) -> None:
         assert status == 200
         assert answer["starts"] == ["a", "b"]
         assert answer["sentence"].startswith(
-            "2 of 3 start: a, b. c: 0/3 GPUs fit: 3 too little memory"
+            "2 of 3 start: a, b. c: no GPU fits: 3 of 3 have too little memory"
         )
         assert {job["state"] for job in t4.jobs().values()} == {"running", "waiting"}
         status, body = page.ask("api/what-if", {"end": ["none"]})

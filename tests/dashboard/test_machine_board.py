@@ -22,7 +22,7 @@ def seen(snapshot: MachineSnapshot, viewer: Viewer = ANNA, now: float = 5000.0) 
 
 def test_three_notebooks_and_the_fourth_as_in_the_article() -> None:
     """12 of 14 units are held, two are free, and the fourth has the sentence of `fenka queue`."""
-    reason = "0/1 GPUs fit: 1 too little memory"
+    reason = "no GPU fits: 1 of 1 has too little memory"
     fourth = program("nb4", position=1, reason=reason, reserved=[0], helps=["the end of nb1"])
     snapshot = machine(*(program(f"nb{n}") for n in (1, 2, 3)), fourth)
     shown = seen(snapshot)

@@ -71,7 +71,7 @@ def test_whole_card_is_placed_beside_shared_ones() -> None:
         ledger.adopt(name, found)
     refused = place(ledger, card.request, "binpack", [node.node])
     assert not isinstance(refused, Placement)
-    assert refused.sentence() == "0/2 GPUs fit: 1 in use, 1 taken whole"
+    assert refused.sentence() == "no GPU fits: 1 of 2 is in use, 1 is taken whole"
 
 
 def test_whole_cards_are_recorded_by_container() -> None:

@@ -114,7 +114,7 @@ def test_three_jobs_of_the_article_share_two_cards() -> None:
         (part,) = gpu_manager.parse(job(core, memory))
         refused = place(view, part.request, "binpack", [node.node])
         assert not isinstance(refused, Placement)
-        assert refused.sentence() == f"0/2 GPUs fit: 1 too little {why}, 1 taken whole"
+        assert refused.sentence() == (f"no GPU fits: 1 of 2 has too little {why}, 1 is taken whole")
 
 
 GOLDEN = {

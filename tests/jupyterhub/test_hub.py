@@ -75,7 +75,7 @@ def test_waiting_user_sees_position_and_reason_and_starts_when_a_server_ends(hub
     hub.started("ada", "12")
     assert "/hub/spawn-pending/" in hub.choose("ben", "4")["url"]
     said = hub.progress("ben", events=2)
-    reason = "waiting, position 1 of 1: 0/1 GPUs fit: 1 too little memory"
+    reason = "waiting, position 1 of 1: no GPU fits: 1 of 1 has too little memory"
     assert said[1] == {"progress": 10, "message": reason}
     assert "; 1 waiting." in hub.ask(ODD_NAME, "/hub/spawn")["text"]
     hub.stop("ada")

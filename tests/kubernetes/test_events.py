@@ -35,7 +35,7 @@ async def test_event_has_the_fields_that_kubectl_shows() -> None:
 
     async with recording() as (server, recorder, _):
         pod = a_pod("p", 4)
-        recorder.record_on_pod(pod, "Why", "fenka: 0/1 GPUs fit")
+        recorder.record_on_pod(pod, "Why", "fenka: no GPU fits")
         recorder.record_on_node(a_node("n", 15079), "Node", "x" * 2000)
         await until(lambda: len(events(server)) == 2)
         first, second = events(server)
@@ -47,7 +47,7 @@ async def test_event_has_the_fields_that_kubectl_shows() -> None:
             "uid": pod.metadata.uid,
         }
         assert (first["reason"], first["type"]) == ("Why", "Warning")
-        assert first["note"] == "fenka: 0/1 GPUs fit"
+        assert first["note"] == "fenka: no GPU fits"
         assert second["metadata"]["namespace"] == "default"
         assert len(second["note"]) == MAX_NOTE
 

@@ -73,7 +73,7 @@ async def test_pods_are_explained_one_at_a_time_when_many_are_unschedulable() ->
     assert await harness.run(2) == ["a", "b"]
     harness.settled = True
     assert await harness.run(3) == ["a", "b", "c"]
-    text = "FenkaUnschedulable: fenka: 0/1 GPUs fit: 1 too little memory"
+    text = "FenkaUnschedulable: fenka: no GPU fits: 1 of 1 has too little memory"
     assert harness.notes == {name: f"{text}; {name}" for name in "abc"}
 
 

@@ -146,7 +146,7 @@ async def test_requests_that_no_card_has_are_not_resolvable() -> None:
         answer = await one.filter(slice_of_card, "n", "m")
         assert answer["NodeNames"] == ["m"]
         assert answer["FailedAndUnresolvableNodes"] == {
-            "n": "0/1 GPUs fit: 1 divided into instances"
+            "n": "no GPU fits: 1 of 1 is divided into instances"
         }
 
 

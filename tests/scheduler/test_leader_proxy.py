@@ -86,7 +86,7 @@ async def test_queue_is_shown_by_a_follower_when_the_leader_is_gone() -> None:
         async with two.session.get(f"{two.url}{PREFIX}/queue") as answer:
             (row,) = await answer.json()
         assert not two.replica.leadership.leading
-        assert (row["name"], row["why"]) == ("waits", "0/1 GPUs fit: 1 too little memory")
+        assert (row["name"], row["why"]) == ("waits", "no GPU fits: 1 of 1 has too little memory")
 
 
 async def test_call_is_forwarded_once_when_replicas_disagree_about_the_leader() -> None:

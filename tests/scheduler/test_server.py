@@ -202,7 +202,7 @@ async def test_screens_show_queue_and_nodes_without_what_pods_run() -> None:
         _, text = await raw(one, "GET", f"{PREFIX}/queue")
         (row,) = msgspec.json.decode(text, type=list[QueueRow])
         assert (row.position, row.name, row.asks) == (1, "waits", "12 aliyun.com/gpu-mem")
-        assert (row.reserved, row.why) == (["n/0"], "0/1 GPUs fit: 1 too little memory")
+        assert (row.reserved, row.why) == (["n/0"], "no GPU fits: 1 of 1 has too little memory")
         _, nodes = await raw(one, "GET", f"{PREFIX}/nodes")
         sharing, plain = msgspec.json.decode(nodes, type=list[NodeRow])
         assert (sharing.name, sharing.allocated, sharing.total) == ("n", 10, 14)
@@ -290,7 +290,7 @@ async def test_event_is_posted_when_kube_scheduler_rejects_before_filter() -> No
             server.put("pods", {**pod, "status": UNSCHEDULABLE})
         await until(lambda: notes(server, "never"))
         assert notes(server, "never") == [
-            "fenka: 0/1 GPUs fit: 1 too little memory; the largest card has 14 units, ask for no more"
+            "fenka: no GPU fits: 1 of 1 has too little memory; the largest card has 14 units, ask for no more"
         ]
         assert len(server.all("events")) == 1
 
@@ -378,7 +378,7 @@ async def test_later_pod_waits_when_an_earlier_one_is_pending() -> None:
         # 6 of 14 units are free: enough for the later one, were it not for the head.
         answer = await one.filter(later, "n")
         assert answer["FailedAndUnresolvableNodes"] == {
-            "n": "0/1 GPUs fit: 1 reserved for requests before it; position 2 of 2 in the queue"
+            "n": "no GPU fits: 1 of 1 is reserved for requests before it; position 2 of 2 in the queue"
         }
         assert "reserved for requests before it" in await one.bind(later, "n")
         _, text = await raw(one, "GET", "/metrics")
@@ -413,5 +413,5 @@ async def test_event_has_the_position_when_kube_scheduler_counts_too_few_units()
             server.put("pods", refused(name, units, minute))
             await until(partial(notes, server, name))
             assert notes(server, name) == [
-                f"fenka: 0/1 GPUs fit: 1 too little memory; position {position} in the queue"
+                f"fenka: no GPU fits: 1 of 1 has too little memory; position {position} in the queue"
             ]

@@ -98,7 +98,7 @@ def test_waiting_pod_has_the_sentence_of_fenka_queue() -> None:
     shown = view([holder("a", 0, 12), holder("b", 1, 12), pending("c", 4, 5)])
     (line,) = world(shown, START + 100).waiting
     assert (line.name, line.why, line.position) == ("c", shown.queue[0].why, 1)
-    assert "0/2 GPUs fit: 2 too little memory" in line.why
+    assert "no GPU fits: 2 of 2 have too little memory" in line.why
 
 
 def test_people_have_sums_of_their_pods_and_requests() -> None:

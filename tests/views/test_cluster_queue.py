@@ -45,7 +45,7 @@ def test_row_has_its_cards_and_time_when_they_are_reserved() -> None:
         START + 5,
         ["n/1"],
         START + 200,
-        "0/2 GPUs fit: 2 too little memory",
+        "no GPU fits: 2 of 2 have too little memory",
     )
 
 

@@ -36,7 +36,7 @@ def test_two_more_cards_start_two_of_three() -> None:
     answer = what_if(snapshot, PLAIN, WhatIf(add={"Tesla T4": 2}), NOW)
     assert answer.starts == ["a", "b"]
     assert [name for name, _ in answer.waits] == ["c"]
-    assert answer.sentence.startswith("2 of 3 start: a, b. c: 0/3 GPUs fit")
+    assert answer.sentence.startswith("2 of 3 start: a, b. c: no GPU fits")
 
 
 def test_end_of_a_pod_starts_what_waits_for_it() -> None:

@@ -48,7 +48,7 @@ def test_waiting_request_has_its_reason_and_what_helps(serve: Serve, watched: Wa
     item = page.get_by_role("listitem").filter(has_text="tf-notebook-4").last
     expect(item).to_contain_text("asks 4")
     expect(item).to_contain_text("since 5 m")
-    expect(item).to_contain_text("0/1 GPUs fit: 1 too little memory")
+    expect(item).to_contain_text("no GPU fits: 1 of 1 has too little memory")
     expect(item).to_contain_text("helps: the end of tf-notebook, tf-notebook-2 or tf-notebook-3")
     expect(item).to_contain_text(re.compile(r"kept for it: card 0, free in \d+ m at the latest"))
 

@@ -54,7 +54,7 @@ def test_waiting_program_has_the_whole_explanation(serve: Serve, watched: Watche
     page = _open(watched, serve("workstation").entry, "program/job-3")
     why = page.get_by_role("region", name="Why it waits")
     expect(why).to_contain_text("tf-notebook-4 waits at position 1 of 1.")
-    expect(why).to_contain_text("0/1 GPUs fit: 1 too little memory")
+    expect(why).to_contain_text("no GPU fits: 1 of 1 has too little memory")
     expect(why).to_contain_text("fenka why tf-notebook-4")
 
 
@@ -167,7 +167,7 @@ def test_script_in_names_is_text(serve: Serve, watched: Watched) -> None:
 
     def hostile(at: float, _: int) -> tuple[World, Fleet | None]:
         data = msgspec.json.encode(worlds.workstation(at)).decode()
-        for word in ("tf-notebook-4", "tf-notebook-3", '"ben"', "1 too little memory"):
+        for word in ("tf-notebook-4", "tf-notebook-3", '"ben"', "too little memory"):
             data = data.replace(word, SCRIPT if word[0] != '"' else f'"{SCRIPT}"')
         return msgspec.json.decode(data, type=World), None
 

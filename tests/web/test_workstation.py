@@ -85,7 +85,7 @@ def test_three_notebooks_share_a_card_and_a_fourth_follows(
         expect(_slices(page).last).to_contain_text("free 2")
         waiting = page.get_by_role("listitem").filter(has_text="tf-notebook-4").last
         (row,) = (line for line in station.ok("queue").splitlines() if "tf-notebook-4" in line)
-        reason = "0/1 GPUs fit: 1 too little memory"
+        reason = "no GPU fits: 1 of 1 has too little memory"
         assert reason in row
         expect(waiting).to_contain_text(reason)
 

@@ -96,7 +96,7 @@ def test_fourth_job_is_queued_when_three_fill_the_card(broker: Broker) -> None:
         ]
     (waits,) = broker.submit([request("n3", at=3)], 3)
     # 3 x 4308 = 12924 of 15079 are held, 2155 are left.
-    assert waits == JobQueued("n3", "n3", 1, 1, "0/1 GPUs fit: 1 too little memory")
+    assert waits == JobQueued("n3", "n3", 1, 1, "no GPU fits: 1 of 1 has too little memory")
     assert kinds(broker.on_exit("n1", 4)) == [("RemoveLease", "n1"), ("GrantLease", "n3")]
 
 
@@ -106,7 +106,7 @@ def test_job_is_rejected_at_once_when_it_can_never_fit(broker: Broker) -> None:
     assert isinstance(denied, RejectJob)
     assert denied.final
     assert denied.reason == (
-        "0/1 GPUs fit: 1 too little memory; the largest card has 14 units, ask for no more"
+        "no GPU fits: 1 of 1 has too little memory; the largest card has 14 units, ask for no more"
     )
     assert broker.jobs == {}
 
@@ -117,7 +117,7 @@ def test_job_is_rejected_with_the_reason_when_it_must_not_wait(broker: Broker) -
     effects = broker.submit([request("b", 4)], 1, wait=False)
     (denied,) = effects
     assert isinstance(denied, RejectJob)
-    assert (denied.reason, denied.final) == ("0/1 GPUs fit: 1 too little memory", False)
+    assert (denied.reason, denied.final) == ("no GPU fits: 1 of 1 has too little memory", False)
     assert list(broker.jobs) == ["a"]
 
 
@@ -131,7 +131,7 @@ def test_position_is_reported_when_it_changes(broker: Broker) -> None:
         ("c", 2, 2),
     ]
     assert [e.reason for e in effects if isinstance(e, JobQueued)][1] == (
-        "0/1 GPUs fit: 1 too little memory"
+        "no GPU fits: 1 of 1 has too little memory"
     )
     moved = broker.on_exit("b", 3)
     assert [(e.name, e.position) for e in moved if isinstance(e, JobQueued)] == [("c", 1)]
@@ -143,7 +143,7 @@ def test_small_job_waits_when_a_larger_one_is_before_it(broker: Broker) -> None:
     broker.submit([request("b", 4, at=1)], 1)
     (_, small) = broker.submit([request("c", 2, at=2)], 2)
     assert isinstance(small, JobQueued)
-    assert small.reason == "0/1 GPUs fit: 1 reserved for requests before it"
+    assert small.reason == "no GPU fits: 1 of 1 is reserved for requests before it"
     assert kinds(broker.on_exit("a", 3)) == [
         ("RemoveLease", "a"),
         ("GrantLease", "b"),
@@ -369,7 +369,7 @@ def test_gang_starts_when_all_members_fit(broker: Broker) -> None:
     assert isinstance(waits, JobQueued)
     assert (waits.position, waits.length) == (1, 1)
     assert waits.reason == (
-        "0/1 GPUs fit: 1 too little memory; 2 of the gang's 3 would fit together"
+        "no GPU fits: 1 of 1 has too little memory; 2 of the gang's 3 would fit together"
     )
     assert set(broker.ledger.entries) == {"a"}
     *_, start = broker.on_exit("a", 2)

@@ -56,7 +56,7 @@ def test_sick_card_takes_nothing_when_it_reported_an_error(
     refused(
         station.fenka("run", "--gpu-mem", "14", "--no-wait", "--", "true"),
         75,
-        f".*1 unhealthy.*; card 0: {xid}: reset it, then `fenka daemon --card-reset 0`.*",
+        f".*unhealthy.*; card 0: {xid}: reset it, then `fenka daemon --card-reset 0`.*",
     )
 
 

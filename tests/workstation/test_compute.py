@@ -39,7 +39,7 @@ def test_compute_share_is_enforced_shown_and_reserved(t4: Workstation) -> None:
     refused(
         t4.fenka("run", "--gpu-mem", "1", "--gpu-core", "1", "--no-wait", "--", "true"),
         75,
-        r"0/1 GPUs fit: 1 too little compute.*",
+        r"no GPU fits: 1 of 1 has too little compute.*",
     )
     weight = ("--gpu-core", "50", "--gpu-core-mode", "weight")
     t4.run("--gpu-mem", "1", *weight, "--name", "c", "--", *HOLD, "1").report()

@@ -22,7 +22,9 @@ def test_fourth_program_waits_when_three_share_the_card(t4: Workstation) -> None
     for program in running:
         assert program.report() == {"cards": [{"result": 0, "free": CAP - 100, "total": CAP}]}
     fourth = t4.run("--gpu-mem", "4", "--name", "n3", "--", *HOLD, "100")
-    assert fourth.says() == ("fenka: waiting, position 1 of 1: 0/1 GPUs fit: 1 too little memory")
+    assert fourth.says() == (
+        "fenka: waiting, position 1 of 1: no GPU fits: 1 of 1 has too little memory"
+    )
     assert t4.ok("top", "node", "-s").splitlines()[-1] == "12/14 (GiB) (85%)"
     assert running[1].end() == 0
     assert fourth.report()["cards"][0]["total"] == CAP
@@ -135,13 +137,13 @@ def test_run_reports_the_reason_when_it_does_not_wait(t4: Workstation) -> None:
     refused = t4.fenka("run", "--gpu-mem", "4", "--no-wait", "--", "true")
     assert (refused.returncode, refused.stderr) == (
         75,
-        "fenka: 0/1 GPUs fit: 1 too little memory\n",
+        "fenka: no GPU fits: 1 of 1 has too little memory\n",
     )
     late = t4.fenka("run", "--gpu-mem", "4", "--timeout", "0.2", "--", "true")
     assert late.returncode == 75
     # On a busy machine the time may be over before the daemon has answered.
     assert late.stderr.splitlines()[-1] in (
-        "fenka: gave up waiting: 0/1 GPUs fit: 1 too little memory",
+        "fenka: gave up waiting: no GPU fits: 1 of 1 has too little memory",
         "fenka: gave up waiting: the daemon has not answered yet",
     )
     assert list(eventually(lambda: len(t4.jobs()) == 1 and t4.jobs())) == ["holder"]
@@ -154,7 +156,7 @@ def test_program_is_listed_logged_and_stopped_when_it_is_detached(t4: Workstatio
     assert started == "night: started, see `fenka logs night`\n"
     waits = t4.ok("run", "--gpu-mem", "4", "--name", "next", "--detach", "--", "sleep", "1000")
     assert waits == (
-        "next: waiting, position 1 of 1: 0/1 GPUs fit: 1 too little memory; it starts by itself\n"
+        "next: waiting, position 1 of 1: no GPU fits: 1 of 1 has too little memory; it starts by itself\n"
     )
     eventually(lambda: t4.ok("logs", "night") == "begun\n")
     assert t4.ok("stop", "night") == "night: stopped\n"
@@ -214,7 +216,7 @@ def test_job_is_backfilled_when_it_ends_before_the_reservation(t4: Workstation) 
     late = t4.fenka("run", "--gpu-mem", "2", "--time-limit", "700", "--no-wait", "--", "true")
     assert (late.returncode, late.stderr) == (
         75,
-        "fenka: 0/1 GPUs fit: 1 reserved for requests before it\n",
+        "fenka: no GPU fits: 1 of 1 is reserved for requests before it\n",
     )
     t4.ok("run", "--gpu-mem", "2", "--time-limit", "60", "--no-wait", "--", "true")
     refused = t4.fenka("run", "--gpu-mem", "2", "--no-wait", "--", "true")
@@ -245,10 +247,11 @@ def test_card_is_not_leased_when_it_is_lost(station: Workstation) -> None:
     assert "it has fallen off the bus" in station.fenka("doctor").stdout
     refused = station.fenka("run", "--gpu-mem", "4", "--no-wait", "--", "true")
     assert refused.stderr == (
-        "fenka: 0/2 GPUs fit: 1 too little memory, 1 unhealthy; card 1: it has fallen off the bus\n"
+        "fenka: no GPU fits: 1 of 2 has too little memory, 1 is unhealthy; card 1: it has fallen off the "
+        "bus\n"
     )
     waiting = station.run("--gpu-mem", "4", "--", *HOLD, "100")
-    assert "1 unhealthy" in waiting.says()
+    assert "1 is unhealthy" in waiting.says()
     station.ok("sim", "card", "1", "--recover")
     assert waiting.report()["cards"][0]["result"] == 0
     assert other.end() == 0
@@ -291,7 +294,7 @@ def test_card_is_exclusive_when_it_is_requested_whole(station: Workstation) -> N
     whole = station.run("--gpus", "1", "--name", "whole", "--", *HOLD, "15000")
     assert whole.report()["cards"][0] == {"result": 0, "free": 79, "total": 15079}
     refused = station.fenka("run", "--gpus", "1", "--no-wait", "--", "true")
-    assert refused.stderr == "fenka: 0/2 GPUs fit: 1 in use, 1 taken whole\n"
+    assert refused.stderr == "fenka: no GPU fits: 1 of 2 is in use, 1 is taken whole\n"
     assert station.ok("top", "node").splitlines()[-1] == "1/2 (50%)"
 
 

@@ -163,7 +163,9 @@ def test_training_goes_on_when_its_priority_was_raised(training: Workstation) ->
     assert json.loads(training.ok("get", "--local", "pt", "-o", "json"))["priority"] == "-1000000"
     assert training.ok("prioritize", "pt", "--priority", "0") == "pt: priority 0\n"
     program = training.run("--gpu-mem", "4", "--name", "r", "--", *HOLD, "100")
-    assert program.says() == ("fenka: waiting, position 1 of 1: 0/1 GPUs fit: 1 too little memory")
+    assert program.says() == (
+        "fenka: waiting, position 1 of 1: no GPU fits: 1 of 1 has too little memory"
+    )
     training.ok("prioritize", "r", "--priority", "1")
     program.report()
     assert training.jobs()["r"]["state"] == "running"

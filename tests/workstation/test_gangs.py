@@ -74,7 +74,7 @@ def test_gang_is_one_queue_entry_when_it_waits(t4: Workstation) -> None:
     holder = t4.run("--gpu-mem", "6", "--name", "holder", "--", *HOLD, "1")
     holder.report()
     gang = t4.run("--gang", "3", "--gpu-mem", "4", "--name", "g", "--", *SLEEP)
-    sentence = "0/1 GPUs fit: 1 too little memory; 2 of the gang's 3 would fit together"
+    sentence = "no GPU fits: 1 of 1 has too little memory; 2 of the gang's 3 would fit together"
     assert gang.says() == f"fenka: waiting, position 1 of 1: {sentence}"
     behind = t4.run("--gpu-mem", "4", "--name", "behind", "--", *HOLD, "1")
     assert "position 2 of 2" in behind.says()

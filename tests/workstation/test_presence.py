@@ -42,7 +42,7 @@ def test_daemon_makes_its_directory_again_when_it_was_removed(
     assert t4.jobs()["holder"]["pids"] == [holder.pid]
     assert t4.daemon_pid() == daemon
     refused = t4.fenka("run", "--gpu-mem", "12", "--no-wait", "--", "true")
-    assert refused.stderr == "fenka: 0/1 GPUs fit: 1 too little memory\n"
+    assert refused.stderr == "fenka: no GPU fits: 1 of 1 has too little memory\n"
     assert holder.end() == 0
     eventually(lambda: not t4.jobs())
     assert t4.ok("run", "--gpu-mem", "14", "--no-wait", "--", "echo", "free") == "free\n"

@@ -25,20 +25,20 @@ from tests.workstation.conftest import HOLD, Workstation, eventually, refused, w
         ),
         (
             ["--gpu-mem", "15"],
-            r"0/1 GPUs fit: 1 too little memory; the largest card has 14 units, ask for no more",
+            r"no GPU fits: 1 of 1 has too little memory; the largest card has 14 units, ask for no more",
         ),
         (
             ["--gpu-mem", "16GiB"],
-            r"0/1 GPUs fit: 1 too little memory; the largest card has 15079 MiB, ask for no more",
+            r"no GPU fits: 1 of 1 has too little memory; the largest card has 15079 MiB, ask for no more",
         ),
         (
             ["--gpu-mem", "1", "--cards", "2"],
-            r"0/1 GPUs fit: 1 without enough others beside it; ask for fewer cards, .*",
+            r"no GPU fits: 1 of 1 is without enough others beside it; ask for fewer cards, .*",
         ),
         (["--gpu-mem", "1", "--cards", "0"], r"the number of cards must be 1 to 1024, not 0"),
         (
             ["--gpu-mem", "1", "--model", "H100"],
-            r"0/1 GPUs fit: 1 another model; the models here are Tesla T4",
+            r"no GPU fits: 1 of 1 is of another model; the models here are Tesla T4",
         ),
         (["--gpu-mem", "1", "--cards", "17"], r"one lease has at most 16 cards, not 17"),
         (["--gpus", "1", "--gpu-mem", "4"], r"--gpus takes whole cards: .*"),
@@ -62,7 +62,7 @@ from tests.workstation.conftest import HOLD, Workstation, eventually, refused, w
         ),
         (
             ["--gpu-mem", "15", "--gang", "2"],
-            r"0/1 GPUs fit: 1 too little memory; the largest card has 14 units, ask for no more",
+            r"no GPU fits: 1 of 1 has too little memory; the largest card has 14 units, ask for no more",
         ),
         (["--gpus", "1", "--gang", "2"], r"1 of the gang's 2 would fit together, .*"),
         (

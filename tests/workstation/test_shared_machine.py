@@ -168,7 +168,9 @@ def test_booked_cards_are_the_team_s_alone(machine: SharedMachine) -> None:
     eventually(lambda: "a1" not in machine.jobs())
     said = told(machine, ALICE, "--gpu-mem", "1", "--name", "a2")
     booked_by = "cards 0, 1 are booked by root for group:staff-of-fenka"
-    assert re.search(rf"0/2 GPUs fit: 2 reserved .*; {booked_by}, .* \({id_}\)$", said), said
+    assert re.search(rf"no GPU fits: 2 of 2 are reserved .*; {booked_by}, .* \({id_}\)$", said), (
+        said
+    )
     started(machine, BOB, "--gpu-mem", "1", "--name", "b1")
     # So it is in the next daemon, too.
     machine.signal_daemon("KILL")

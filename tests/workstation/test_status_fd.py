@@ -45,7 +45,7 @@ def test_place_in_the_queue_is_reported(t4: Workstation, start: Start) -> None:
     other.report()
     _, receive = start(["--gpu-mem", "4", "--", *HOLD, "1"])
     with os.fdopen(receive) as pipe:
-        reason = "0/1 GPUs fit: 1 too little memory"
+        reason = "no GPU fits: 1 of 1 has too little memory"
         assert pipe.readline() == f"waiting, position 1 of 1: {reason}\n"
         assert other.end() == 0
         assert pipe.read().splitlines()[-1] == "started"
@@ -57,7 +57,7 @@ def test_place_in_the_queue_is_reported(t4: Workstation, start: Start) -> None:
         (
             ["--gpu-mem", "15", "--", "true"],
             2,
-            "0/1 GPUs fit: 1 too little memory; the largest card has 14 units",
+            "no GPU fits: 1 of 1 has too little memory; the largest card has 14 units",
         ),
         (["--gpu-mem", "x", "--", "true"], 2, "'x' is no size"),
         (["--", "true"], 2, "no amount given"),

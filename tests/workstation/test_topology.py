@@ -40,8 +40,8 @@ def test_cards_and_cpus_are_those_of_a_pair(station: Workstation) -> None:
     refused(
         station.fenka("run", "--gpus", "3", "--topology", "required", "--", "true"),
         2,
-        "0/4 GPUs fit: 4 without NVLink to enough others; NVLink connects no more than 2 cards that fit, "
-        "ask for fewer",
+        "no GPU fits: 4 of 4 are without NVLink to enough others; NVLink connects no more than "
+        "2 cards that fit, ask for fewer",
     )
     held.process.kill()
 

@@ -363,7 +363,9 @@ def test_nothing_is_created_when_the_request_can_never_be_granted(t4: Workstatio
     result = t4.fenka(
         "submit", "pytorch", "--local", "--name", "big", "--gpu-mem", "15", "--", "true"
     )
-    refused(result, 2, "0/1 GPUs fit: 1 too little memory; the largest card has 14 units, .*")
+    refused(
+        result, 2, "no GPU fits: 1 of 1 has too little memory; the largest card has 14 units, .*"
+    )
     assert names(t4) == []
     assert list((t4.root / "jobs").iterdir()) == []
 

@@ -78,7 +78,7 @@ def test_whole_of_each_slice_counts_when_several_jobs_leave_memory_behind() -> N
         machine.end(name, 4308)
     assert machine.broker.jobs == {}
     assert machine.submit("d", 10770) == (
-        "0/1 GPUs fit: 1 too little memory; card 0: 12.6 GiB used by no process that the driver names"
+        "no GPU fits: 1 of 1 has too little memory; card 0: 12.6 GiB used by no process that the driver names"
     )
     assert machine.submit("d", CARD_MIB - 13160) == ""
 
@@ -99,7 +99,9 @@ def test_other_card_is_chosen_when_a_stranger_fills_the_first() -> None:
     assert machine.submit("a", 4000) == ""
     assert [piece.card for piece in machine.broker.jobs["a"].slices] == [1]
     reason = "card 0: 12.0 GiB used by python, no lease"
-    assert machine.submit("b", 14000, wait=True).endswith(f"2 too little memory; {reason}")
+    assert machine.submit("b", 14000, wait=True).endswith(
+        f"2 of 2 have too little memory; {reason}"
+    )
     status = machine.broker.queue_status(machine.broker.jobs["b"])
     assert status
     assert status.reservation

@@ -252,8 +252,8 @@ def test_reason_names_the_booking(machine: Machine) -> None:
     machine.submit("r1", ALICE)
     name = machine.policies.name(str(ROOT))
     assert machine.broker.reason(machine.broker.jobs["r1"]) == (
-        "0/3 GPUs fit: 2 reserved for requests before it, 1 too little memory; cards 1, 2 are booked by "
-        f"{name} for user:61002, Fri 4 Dec 09:00 to 17:00 ({booking.id})"
+        "no GPU fits: 2 of 3 are reserved for requests before it, 1 has too little memory; cards 1, 2 are "
+        f"booked by {name} for user:61002, Fri 4 Dec 09:00 to 17:00 ({booking.id})"
     )
     # Two hours before it one hour fits, and ends in time.
     machine.pass_to(berlin(4, 7))

@@ -169,7 +169,7 @@ def test_two_more_cards_start_two_when_the_answer_says_so() -> None:
     assert answer.starts == [name for name in ("p1", "p2", "p3") if started(after, name)]
     assert answer.starts == ["p1", "p2"]
     assert answer.waits == [("p3", after.reason(after.jobs["p3"]))]
-    assert answer.sentence == "2 of 3 start: p1, p2. p3: 0/3 GPUs fit: 3 too little memory"
+    assert answer.sentence == "2 of 3 start: p1, p2. p3: no GPU fits: 3 of 3 have too little memory"
 
 
 def test_answer_counts_a_model_that_is_not_here_yet() -> None:

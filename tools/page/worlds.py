@@ -63,7 +63,7 @@ def workstation(at: float) -> World:
         )
         for number, (name, user) in enumerate(zip(names, users, strict=True))
     ]
-    why = "0/1 GPUs fit: 1 too little memory"
+    why = "no GPU fits: 1 of 1 has too little memory"
     waiting = WaitingLine(
         "job-3",
         1,
@@ -349,18 +349,19 @@ class _Cluster:
     def _waiting(self) -> list[WaitingLine]:
         rows: tuple[tuple[str, str, str, int, int, list[str], str], ...] = (
             ("gang-a", "vision", "4 × 40", 10, 2_700, ["gpu-11/0", "gpu-11/1", "gpu-11/2",
-             "gpu-11/3"], "0/16 GPUs fit: 8 too little memory, 5 another model, 2 divided into "
-             "instances, 1 unhealthy"),
+             "gpu-11/3"], "no GPU fits: 8 of 16 have too little memory, 5 are of another model, "
+             "2 are divided into instances, 1 is unhealthy"),
             ("gang-b", "vision", "4 × 40", 10, 2_700, [], "waits for gang-a, which is of its gang"),
-            ("sweep-16", "nlp", "12", 0, 1_500, ["gpu-17/2"], "0/16 GPUs fit: 14 too little "
-             "memory, 1 reserved for requests before it, 1 unhealthy"),
-            ("eval-3", "nlp", "20", 0, 900, [], "0/16 GPUs fit: 15 too little memory, 1 unhealthy"),
-            ("notebook-ida", "default", "16", 0, 240, [], "0/16 GPUs fit: 13 too little memory, "
-             "2 cordoned, 1 unhealthy"),
-            ("mig-train", "search", "7g.40gb", 0, 95, [], "0/16 GPUs fit: 2 no such instance, "
+            ("sweep-16", "nlp", "12", 0, 1_500, ["gpu-17/2"], "no GPU fits: 14 of 16 have too "
+             "little memory, 1 is reserved for requests before it, 1 is unhealthy"),
+            ("eval-3", "nlp", "20", 0, 900, [],
+             "no GPU fits: 15 of 16 have too little memory, 1 is unhealthy"),
+            ("notebook-ida", "default", "16", 0, 240, [], "no GPU fits: 13 of 16 have too little memory, "
+             "2 are cordoned, 1 is unhealthy"),
+            ("mig-train", "search", "7g.40gb", 0, 95, [], "no GPU fits: 2 of 16 have no such instance, "
              "14 without instances"),
-            ("tune-9", "assist", "30", -5, 31, [], "0/16 GPUs fit: 15 too little memory, "
-             "1 unhealthy"),
+            ("tune-9", "assist", "30", -5, 31, [], "no GPU fits: 15 of 16 have too little memory, "
+             "1 is unhealthy"),
         )  # fmt: skip
         return [
             WaitingLine(

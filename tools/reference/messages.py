@@ -87,7 +87,7 @@ def messages_page() -> str:
     reasons = [(code(reason.value), sentence(text)) for reason, text in REASONS.items()]
     parts += [
         "## Why a card does not fit",
-        "`0/8 GPUs fit: 5 too little memory, …` counts cards by reason. "
+        "`no GPU fits: 5 of 8 have too little memory, …` counts cards by reason. "
         "What helps: [a pod is pending](pod-pending.md).",
         table(("reason", "meaning"), reasons),
         "## A program without the GPU",

@@ -585,8 +585,13 @@ NOT_READ = (
 
 _NOT_ADMITTED = "UnexpectedAdmissionError"
 """The reason of pods that the kubelet failed when they arrived, because a resource was not there."""
-EXTENDER_PHRASES = ("GPUs fit", "Insufficient GPU Memory in one device", "is not for GPU share")
-"""The words that fenka's extender, or gpushare's, writes into kube-scheduler's message."""
+EXTENDER_PHRASES = (
+    "no GPU fits",
+    "GPUs fit",
+    "Insufficient GPU Memory in one device",
+    "is not for GPU share",
+)
+"""Words that fenka's extender, an earlier one, or gpushare's writes into kube-scheduler's message."""
 
 
 class PodExplanation(msgspec.Struct):

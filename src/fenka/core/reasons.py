@@ -17,7 +17,7 @@ class ReasonCode(StrEnum):
     COMPUTE = "too little compute"
     IN_USE = "in use"
     WHOLE = "taken whole"
-    MODEL = "another model"
+    MODEL = "of another model"
     DIVIDED = "divided into instances"
     INSTANCE = "no such instance"
     UNHEALTHY = "unhealthy"
@@ -92,16 +92,38 @@ class Unschedulable:
         return Counter(reason.code for reason in self.reasons)
 
     def sentence(self) -> str:
-        """Return `0/8 GPUs fit: 5 too little memory, 2 cordoned, 1 unhealthy`, then the hint."""
+        """Return `no GPU fits: 5 of 8 have too little memory, 2 are cordoned`, then the hint."""
         text = counts_sentence(self.counts())
         return f"{text}; {self.hint}" if self.hint else text
 
 
 def counts_sentence(counts: Counter[ReasonCode]) -> str:
-    """Return `0/8 GPUs fit: 5 too little memory, 2 cordoned, 1 unhealthy`."""
+    """Return `no GPU fits: 5 of 8 have too little memory, 2 are cordoned, 1 is unhealthy`."""
     total = sum(counts.values())
-    listed = ", ".join(f"{count} {code.value}" for code, count in _by_count(counts))
-    return f"0/{total} GPUs fit: {listed}" if total else "there is no GPU"
+    if not total:
+        return "there is no GPU"
+    (first, most), *others = _by_count(counts)
+    listed = [f"{most} of {total} {_verb(first, most)} {first.value}"]
+    listed += [f"{count} {_verb(code, count)} {code.value}" for code, count in others]
+    return f"no GPU fits: {', '.join(listed)}"
+
+
+_HAVE = frozenset(
+    (
+        ReasonCode.MEMORY,
+        ReasonCode.COMPUTE,
+        ReasonCode.INSTANCE,
+        ReasonCode.CPU,
+        ReasonCode.HOST_MEMORY,
+    )
+)
+"""Reasons that a card has. It is the others."""
+
+
+def _verb(code: ReasonCode, count: int) -> str:
+    if code in _HAVE:
+        return "has" if count == 1 else "have"
+    return "is" if count == 1 else "are"
 
 
 def main_reason(counts: Counter[ReasonCode]) -> ReasonCode | None:

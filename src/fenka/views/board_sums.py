@@ -150,7 +150,7 @@ def without_token(url: str) -> str:
 
 
 def what_if_sentence(starts: Sequence[str], waits: Sequence[tuple[str, str]]) -> str:
-    """Return `2 of 3 start: a, b. c: 0/3 GPUs fit: …`. waits: names and reasons."""
+    """Return `2 of 3 start: a, b. c: no GPU fits: …`. waits: names and reasons."""
     count = len(starts) + len(waits)
     if not count:
         return "nothing waits"

@@ -343,7 +343,7 @@ def test_slices_of_running_pods_are_shown_with_their_cards(run: Run, server: Fak
 
 def waiting(name: str, **given: Any) -> list[Json]:
     """Return a job of two pods for which there is no room, and its pods."""
-    message = "0/1 nodes are available: 1 0/1 GPUs fit; position 8 of 12 in the queue"
+    message = "0/1 nodes are available: 1 no GPU fits; position 8 of 12 in the queue"
     refusal = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     status = {"phase": "Pending", "conditions": [{**refusal, "message": message}]}
     labels = gang_labels(f"pytorchjob-{name}", 2)

@@ -86,7 +86,7 @@ def test_slices_share_an_instance_and_another_is_created_when_it_is_full() -> No
     # 38 - 30 = 8 percent are left there
     assert serve(on, inside(5000, 8)) == ["0/4 3g.20gb"]
     assert serve(on, inside(5000, 8)) == ["0/0 4g.20gb"]
-    assert serve(on, inside(9000, 45)).startswith("0/3 GPUs fit: ")  # type: ignore[union-attr]
+    assert serve(on, inside(9000, 45)).startswith("no GPU fits: ")  # type: ignore[union-attr]
 
 
 def test_slice_larger_than_half_a_card_gets_an_instance_of_all_of_it() -> None:
@@ -132,7 +132,7 @@ def test_existing_instance_is_used_before_another_is_created() -> None:
     assert [is_planned(each.uuid) for each in on.node.cards] == [False, False, True]
     plain = on.place(Request(Memory(1)), "binpack")
     assert not isinstance(plain, Placement)
-    assert plain.sentence() == "0/3 GPUs fit: 3 divided into instances"
+    assert plain.sentence() == "no GPU fits: 3 of 3 are divided into instances"
 
 
 def test_reason_counts_all_who_hold_slices_of_an_instance() -> None:

@@ -27,7 +27,7 @@ def test_every_policy_serves_in_order(policy: str) -> None:
     plan = placed(asked, policy, a=2.0, b=1.0)
     assert [pod.request for pod in plan.placements] == ["b"]
     assert [(left.request, left.why) for left in plan.unserved] == [
-        ("a", "0/1 GPUs fit: 1 too little memory")
+        ("a", "no GPU fits: 1 of 1 has too little memory")
     ]
 
 
@@ -54,7 +54,7 @@ def test_gangs_are_in_one_rack_when_their_rule_says_so() -> None:
         assert [pod.node for pod in plan.placements] == expected
     plan = placed(case(*members, nodes=tuple(there[:2]), gangs={"g": Gang(same=("rack",))}))
     assert plan.unserved[0].why == (
-        "0/1 GPUs fit: 1 too little memory; all must be in one rack, and r1 has the most room: "
+        "no GPU fits: 1 of 1 has too little memory; all must be in one rack, and r1 has the most room: "
         "1 of the gang's 2 would fit together"
     )
     # Zones may be empty, as those of groups without one are.

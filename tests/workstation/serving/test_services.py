@@ -81,7 +81,7 @@ def test_replica_that_waits_is_shown_with_its_reason(service: Service) -> None:
     (replica,) = shown["instances"]
     assert program.process.poll() is None
     assert (replica["status"], replica["readyContainers"]) == ("Pending", 0)
-    assert "0/1 GPUs fit: 1 too little memory" in shown["why"]
+    assert "no GPU fits: 1 of 1 has too little memory" in shown["why"]
     program.end()
     assert service.answer()["arguments"] == ["v1"]
 
@@ -296,7 +296,7 @@ def started(directory: Path) -> list[str]:
     [
         (["--data", "claim:/data"], "--data requires a cluster: use --data-dir DIRECTORY"),
         (["--scaler", "keda"], "--scaler requires a cluster: leave it out"),
-        (["--gpu-mem", "15"], "0/1 GPUs fit: .*the largest card has 14 units, ask for no more"),
+        (["--gpu-mem", "15"], "no GPU fits: .*the largest card has 14 units, ask for no more"),
         (["--replicas", "4..1"], "invalid --replicas '4..1': expected N or MIN..MAX"),
         (["--data-dir", "/nonesuch"], "--data-dir /nonesuch is not a directory on this machine"),
         (["--gateway-replicas", "2"], "--gateway-image and --gateway-replicas require .*"),

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.cluster import Cluster
+from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX
+from e2e.scenarios.containers import installed_with
 from e2e.scenarios.installation import MEMORY, RELEASE, Installation
 from e2e.scenarios.tenant import TENANT, Mallory
 
@@ -115,6 +116,7 @@ def pod_patches() -> list[tuple[object, str]]:
             {"metadata": {"ownerReferences": [owner()]}},
             "may not write metadata.ownerReferences",
         ),
+        ({"metadata": {"generateName": "x"}}, "may not write metadata.generateName"),
     ]
 
 
@@ -222,6 +224,63 @@ def test_schedulers_token_removes_its_gate_and_writes_its_marks_only(
             "target": {"kind": "Node", "name": victim["spec"]["nodeName"]},
         }
         assert answer in thief.create(f"{GATED}/binding", binding)
+    for grace, answer in (
+        ({"gracePeriodSeconds": 0}, "leave a pod its own grace period"),
+        ({"gracePeriodSeconds": 3600}, "leave a pod its own grace period"),
+        ({}, ACCEPTED),
+    ):
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": "victim"},
+            "deleteOptions": {"dryRun": ["All"], **grace},
+        }
+        assert answer in thief.create(f"{VICTIM}/eviction", eviction)
+
+
+AUTOSCALER = {
+    "enabled": True,
+    "replicas": 0,
+    "config": {
+        "cluster": "c",
+        "provider": {"kind": "ess", "region": "r"},
+        "groups": [{"name": "t4", "id": "g", "types": ["t"], "max": 1}],
+    },
+}
+
+
+@pytest.mark.usefixtures("victim")
+def test_autoscalers_token_ends_the_status_of_pods_that_are_deleted_only(
+    installation: Installation, mallory: Mallory
+) -> None:
+    """It deletes pods. A status alone would have a Job begin again while the program runs."""
+    cluster = installation.cluster
+    with installed_with(installation, f"autoscaler={json.dumps(AUTOSCALER)}"):
+        account = "fenka-autoscaler"
+        token = cluster.kubectl("-n", RELEASE, "create", "token", account).strip()
+        thief = Thief(cluster, token)
+
+        def refuses() -> bool:
+            return "may not write metadata.labels" in thief.patch(
+                VICTIM, {"metadata": {"labels": {"app": "other"}}}
+            )
+
+        wait_until("the policy", refuses)
+        for patch, sentence in pod_patches():
+            assert sentence in thief.patch(VICTIM, patch)
+        failed = {"status": {"phase": "Failed"}}
+        for status, sentence in (
+            (failed["status"], "may not write status.phase"),
+            ({"podIP": "10.0.0.1"}, "may not write status.podIP"),
+            ({"conditions": []}, "may not write status.conditions"),
+        ):
+            assert sentence in thief.patch(f"{VICTIM}/status", {"status": status})
+        kept = gated([]) | {"metadata": {"name": "gated", "finalizers": ["tenant/x"]}}
+        mallory.create(json.dumps(kept))
+        mallory.kubectl("delete", "pod", "gated", "--wait=false")
+        assert thief.patch(f"{GATED}/status", failed) == ACCEPTED
+        finalized = json.dumps({"metadata": {"finalizers": None}})
+        mallory.kubectl("patch", "pod", "gated", "--type=merge", "-p", finalized)
 
 
 def gated(gates: list[str]) -> Json:

@@ -361,20 +361,22 @@ def test_pod_of_a_lost_node_has_failed_before_it_is_removed(missing_right: bool)
     """A Job waits for that; a status that cannot be written keeps nothing."""
     made = world(pod(), at=None, ready="Unknown")
     made.cloud.listed["i-n"] = machine(state=InstanceState.ENDING)
-    phases = list[str]()
+    phases = list[tuple[str, bool]]()
     known = made.server.handle
 
     def handle(method: str, path: str, *rest: Any) -> Json:
         if path.endswith("/status"):
-            phases.append(rest[1]["status"]["phase"])
+            meta = made.server.get("pods", "p", "default")["metadata"]
+            phases.append((rest[1]["status"].get("phase", ""), "deletionTimestamp" in meta))
             if missing_right:
                 raise Refusal(403, "Forbidden", "no")
         return known(method, path, *rest)
 
     made.server.handle = handle  # type: ignore[method-assign, assignment]
     made.act(Reclaimer())
-    assert set(phases) == {"Failed"}
-    assert made.server.ended == [("delete", "p", 0)]
+    # The chart's policy lets only a pod fail that is being deleted.
+    assert set(phases) == {("", False), ("Failed", True)}
+    assert made.server.ended == [("delete", "p", 1), ("delete", "p", 0)]
     assert not made.server.all("pods")
 
 

@@ -493,7 +493,9 @@ def test_grace_of_pods_with_cards_is_bounded_by_the_value() -> None:
     most = next(it for it in spec["variables"] if it["name"] == "most")
     assert most["expression"].endswith(": 90")
     eviction = policy("eviction-grace", **{"admission.maxGraceSeconds": 90})
-    longest, of_tenants = eviction["validations"]
+    of_fenka, longest, of_tenants = eviction["validations"]
+    assert "fenka-scheduler" in of_fenka["expression"]
+    assert "fenka-node" in of_fenka["expression"]
     assert longest["expression"].endswith("<= 90")
     assert of_tenants["expression"].endswith("<= 30 || variables.drains")
 

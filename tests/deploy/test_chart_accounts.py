@@ -77,6 +77,7 @@ def test_autoscaler_may_write_its_marks_and_the_groups_labels() -> None:
     marks = [autoscaling.ORDER, autoscaling.GROUP, autoscaling.CAPACITY]
     assert own(variables["labelsWritten"]) == ([*marks, "team"], [])
     assert set(json.loads(variables["effects"])) == {autoscaling.ENDING, autoscaling.RECLAIMED}
+    assert "has(oldObject.metadata.deletionTimestamp)" in variables["endWritten"]
     names = [each["metadata"]["name"] for each in render() if each["kind"] == POLICY]
     assert "fenka-autoscaler" not in names
 

@@ -44,10 +44,11 @@ async def delete_pod(
         reason: why, one word in CamelCase.
     """
     path = pod_path(namespace, name)
-    for _ in range(_TRIES):
-        with contextlib.suppress(ApiError):
-            await _mark(api, path, uid, reason, failed=grace_s == 0)
-            break
+    await _try_to_mark(api, path, uid, reason, failed=False)
+    if grace_s == 0:
+        # The chart's policy lets fail only what is being deleted: a stolen token ends no status beside that.
+        await api.delete(path, _options(uid, 1))
+        await _try_to_mark(api, path, uid, reason, failed=True)
     await api.delete(path, _options(uid, grace_s))
 
 
@@ -59,6 +60,14 @@ class _MarkedStatus(Object):
 class _MarkedPod(Object):
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     status: _MarkedStatus = msgspec.field(default_factory=_MarkedStatus)
+
+
+async def _try_to_mark(api: Api, path: str, uid: str, reason: str, *, failed: bool) -> None:
+    """Mark the pod; a status that cannot be written keeps no pod."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(ApiError):
+            await _mark(api, path, uid, reason, failed=failed)
+            break
 
 
 async def _mark(api: Api, path: str, uid: str, reason: str, *, failed: bool) -> None:

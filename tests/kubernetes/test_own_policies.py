@@ -60,6 +60,12 @@ def test_refusal_is_own_when_the_chart_has_its_sentence(message: str) -> None:
         (403, "ValidatingAdmissionPolicy 'x' with binding 'x' denied request: no card on Mondays"),
         (403, MESSAGES[0]),
         (500, DENIED),
+        # The policy repeats what a tenant has written.
+        (
+            403,
+            "pods \"p\" is forbidden: ValidatingAdmissionPolicy 'x' with binding 'y' denied request: "
+            f"the label {DENIED} is not allowed",
+        ),
     ],
 )
 def test_refusal_is_not_own_when_another_program_refuses(status: int, message: str) -> None:

@@ -12,14 +12,16 @@ from collections.abc import Callable
 _LOG = logging.getLogger(__name__)
 
 _OWN = re.compile(
-    r"ValidatingAdmissionPolicy '[^']*' .*denied request: "
+    r"[^']*ValidatingAdmissionPolicy '[^']*' with binding '[^']*' denied request: "
     r"(?:system:serviceaccount:\S+ may not write "
     r"|the scheduler may write only the records of a pod's card "
     r"|the node program of \S+ may write only its own node and pods"
-    r"|this token of the node program names no node)",
-    re.DOTALL,
+    r"|this token of the node program names no node)"
 )
-"""The API server's sentence with the messages of the policies."""
+"""The API server's sentence with the messages of the policies.
+
+It is matched from its beginning: another program's policy may repeat what a tenant has written.
+"""
 
 REPEATED_S = 60.0
 """The same refusal is written to the log at most this often."""
@@ -33,7 +35,7 @@ _MAX_KNOWN = 20
 
 def is_own(status: int, message: str) -> bool:
     """Return whether a policy of fenka's chart has refused a request, by the API server's answer."""
-    return status in (403, 422) and _OWN.search(message) is not None
+    return status in (403, 422) and _OWN.match(message) is not None
 
 
 class OwnRefusals:

@@ -83,6 +83,29 @@ async def test_gate_stays_and_nothing_is_reserved_when_its_removal_is_refused() 
         assert (await one.filter(second, "n"))["NodeNames"] == ["n"]
 
 
+async def test_card_is_kept_free_for_no_pod_that_is_too_large_to_be_bound() -> None:
+    """A binding makes a pod larger: its author chooses how little room there is."""
+
+    async def refuse(request: web.Request) -> web.Response | None:
+        if request.path.endswith("/pods/p/binding"):
+            message = "etcdserver: request is too large"
+            return web.json_response({"message": message}, status=500)
+        return None
+
+    async with scheduler(NODE) as (server, one):
+        pod = put_pod(server, "p", 14, priority=5000)
+        server.before = refuse
+        await until(lambda: one.knows(pod))
+        for _ in range(2):
+            assert (await one.filter(pod, "n"))["NodeNames"] == ["n"]
+            await one.bind(pod, "n")
+        await until(lambda: bool(notes(server)))
+        assert "request is too large" in notes(server)[0]
+        other = put_pod(server, "other", 14)
+        await until(lambda: one.knows(other))
+        assert (await one.filter(other, "n"))["NodeNames"] == ["n"]
+
+
 def test_members_of_a_gang_keep_no_card_when_one_is_refused() -> None:
     """The gang is paused as a whole."""
     cluster = ExtenderHarness([NODE])
@@ -102,6 +125,7 @@ def test_members_of_a_gang_keep_no_card_when_one_is_refused() -> None:
         (400, "admission webhook denied", True),
         (422, "invalid", True),
         (500, "failed calling webhook", True),
+        (500, "etcdserver: request is too large", True),
         (500, "etcdserver: request timed out", False),
         (503, "starting", False),
         (404, "not found", False),

@@ -25,7 +25,7 @@ from fenka.dialects.registry import names_any
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.informer import Backoff
 from fenka.scheduler.extender_api import ExtenderBindingArgs
-from fenka.scheduler.refused_pods import is_foreign
+from fenka.scheduler.refused_pods import is_foreign, is_too_large
 
 
 class GangBarrier:
@@ -220,7 +220,7 @@ class Binder:
         except ApiUnreachable:
             return attempt
         except ApiError as why:
-            if why.status >= 500 or why.status in (0, CONFLICT):
+            if (why.status >= 500 or why.status in (0, CONFLICT)) and not is_too_large(why):
                 # It may be done nevertheless; a conflict may be with our own earlier attempt.
                 return replace(attempt, refused=str(why)) if is_foreign(why) else attempt
             self._cluster.forget_assumed(pod.metadata.uid)

@@ -14,11 +14,20 @@ _OWN = frozenset({401, 404, 409, 410, 429})
 def is_foreign(why: ApiError) -> bool:
     """Return whether a program that checks requests has refused this one, or a right is missing.
 
-    A webhook that does not answer refuses too, with 500. Other errors of the server concern no pod.
+    A webhook that does not answer refuses too, with 500. So does etcd where the pod is too large. Other
+    errors of the server concern no pod.
     """
     if why.status == 500:
-        return "webhook" in str(why)
+        return "webhook" in str(why) or is_too_large(why)
     return 400 <= why.status < 500 and why.status not in _OWN
+
+
+def is_too_large(why: ApiError) -> bool:
+    """Return whether etcd has not stored a pod because it would be larger than 1.5 MiB.
+
+    Its author chooses how much room there is: each patch and the binding make a pod larger.
+    """
+    return "request is too large" in str(why)
 
 
 class RefusedPods:

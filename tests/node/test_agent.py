@@ -11,7 +11,7 @@ from fenka.dialects import base, gpushare
 from fenka.hardware import unlimited_drivers
 from fenka.isolation import account
 from fenka.node import program
-from fenka.node.lease.pod_processes import GONE_S
+from fenka.node.lease.pod_processes import GONE_S, LATE_S
 from fenka.node.lease.reconciler import LONG_TIMEOUT_S
 from tests.node.harness import (
     AdmissionFailed,
@@ -303,7 +303,10 @@ async def test_programs_are_killed_when_the_deadline_and_the_grace_of_their_pod_
             await node.run(pod)
             node.living.add(pod["metadata"]["uid"])
             name = pod["metadata"]["name"]
-            pod["metadata"]["deletionTimestamp"] = "2100-01-01T00:00:00Z"
+            pod["metadata"] |= {
+                "deletionTimestamp": "2100-01-01T00:00:00Z",
+                "deletionGracePeriodSeconds": 1_000_000,
+            }
             status = {"phase": "Running", "startTime": start.isoformat()}
             node.api.put(f"/api/v1/namespaces/default/pods/{name}", {**pod, "status": status})
         limited, unlimited = (pod["metadata"]["uid"] for pod in pods)
@@ -314,6 +317,49 @@ async def test_programs_are_killed_when_the_deadline_and_the_grace_of_their_pod_
         node.now += 1
         await node.agent.reconcile()
         assert node.living == {unlimited}
+
+
+async def test_programs_are_killed_when_the_grace_of_their_deleted_pod_is_over(
+    library: Path,
+) -> None:
+    """A probe's own grace, up to a day or more, keeps the kubelet from ending them."""
+
+    async with on(library) as node:
+        await node.ready()
+        node.kills = True
+        pod = node.pod("stubborn", 4)
+        uid = pod["metadata"]["uid"]
+        await node.run(pod)
+        node.living.add(uid)
+
+        async def delete(grace_s: int, until_s: str) -> None:
+            pod["metadata"] |= {
+                "deletionTimestamp": f"2000-01-01T00:00:{until_s}Z",
+                "deletionGracePeriodSeconds": grace_s,
+            }
+            status = {"status": {"phase": "Running"}}
+            node.api.put("/api/v1/namespaces/default/pods/stubborn", {**pod, **status})
+
+            def is_seen() -> bool:
+                meta = node.node_api.pods[uid].metadata
+                return bool(meta.deletion_timestamp == pod["metadata"]["deletionTimestamp"])
+
+            await until(is_seen)
+            await node.agent.reconcile()
+
+        # The API server's clock may be another one than the node's.
+        await delete(600, "20")
+        node.now += 300
+        await node.agent.reconcile()
+        assert node.living == {uid}
+        # It is deleted again, with a shorter grace, which begins now.
+        await delete(10, "10")
+        node.now += 10 + LATE_S - 1
+        await node.agent.reconcile()
+        assert node.living == {uid}
+        node.now += 1
+        await node.agent.reconcile()
+        assert not node.living
 
 
 async def test_start_waits_until_the_programs_of_a_force_deleted_pod_have_ended(

@@ -241,6 +241,7 @@ class ObjectMeta(Object):
     owner_references: tuple[OwnerReference, ...] = ()
     creation_timestamp: str = ""
     deletion_timestamp: str | None = None
+    deletion_grace_period_seconds: int | None = None
 
 
 def drop_notes(meta: ObjectMeta) -> None:

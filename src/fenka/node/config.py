@@ -92,7 +92,9 @@ class NodeConfig(msgspec.Struct, frozen=True):
     ] = "kill"
     end_overdue: Annotated[
         bool,
-        Meta(description="kill programs that outlive their pod or its activeDeadlineSeconds"),
+        Meta(
+            description="kill programs that outlive their pod, its deletion or its activeDeadlineSeconds"
+        ),
     ] = True
     spot_notices: Annotated[
         SpotNotices,

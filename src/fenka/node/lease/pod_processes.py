@@ -90,7 +90,15 @@ _LOG = logging.getLogger(__name__)
 GONE_S = 30.0
 """Programs may run this long after their pod has left the API server: the kubelet ends them meanwhile."""
 LATE_S = 5.0
-"""The kubelet may be this late with the end of a pod whose deadline and grace period are over."""
+"""The kubelet may be this late with the end of a pod whose grace period is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SeenDeletion:
+    """A deletion of a pod. timestamp: the API server's. since: when it was seen, by this node's clock."""
+
+    timestamp: str
+    since: float
 
 
 @dataclass(eq=False)
@@ -99,7 +107,8 @@ class OverduePods:
 
     The user who deletes a pod chooses how long the kubelet waits for its programs. A pod that is deleted with
     a long grace period is not ended at its deadline any more, and after a forced deletion its programs run on
-    without a pod.
+    without a pod. A probe may have a grace period of its own. While the kubelet waits for a container whose
+    probe has failed, it ends the pod neither at its deadline nor when it is deleted.
 
     kill: kills the processes of pods, given their UIDs, and returns how many. clock: seconds since the epoch.
     """
@@ -109,6 +118,7 @@ class OverduePods:
     _kill: Callable[[Collection[str]], int]
     _clock: Callable[[], float]
     _gone_since: dict[str, float] = field(default_factory=dict)
+    _deletions: dict[str, _SeenDeletion] = field(default_factory=dict)
 
     async def end(self, _: "Sequence[Claim]") -> None:
         """Kill what is overdue now."""
@@ -122,6 +132,7 @@ class OverduePods:
             for uid in uids - gone
             if (end := ended_at(self._api.pods[uid])) is not None and now >= end + LATE_S
         }
+        overdue |= self._outliving_deletion(uids - gone, now)
         killed = await asyncio.to_thread(self._kill, overdue) if overdue else 0
         if killed:
             for name in sorted({lease.pod_name for lease in leases if lease.uid in overdue}):
@@ -130,8 +141,29 @@ class OverduePods:
                 self._api.pod_event(
                     uid,
                     "FenkaDeadline",
-                    "the deadline and the grace period of the pod are over, so its programs were killed",
+                    "the deadline or the deletion of the pod, and its grace period, are over, so its "
+                    "programs were killed",
                 )
+
+    def _outliving_deletion(self, uids: Collection[str], now: float) -> set[str]:
+        """Return the pods whose grace period has ended since they were deleted.
+
+        The time of a deletion is by the clock of the API server, so what counts is when it was seen here. A
+        deletion with a shorter grace period has another time.
+        """
+        deletions, overdue = dict[str, _SeenDeletion](), set[str]()
+        for uid in uids:
+            pod, known = self._api.pods[uid], self._deletions.get(uid)
+            meta = pod.metadata
+            if meta.deletion_timestamp is None or pod.finished:
+                continue
+            if known is None or known.timestamp != meta.deletion_timestamp:
+                known = _SeenDeletion(meta.deletion_timestamp, now)
+            deletions[uid] = known
+            if now >= known.since + (meta.deletion_grace_period_seconds or 0) + LATE_S:
+                overdue.add(uid)
+        self._deletions = deletions
+        return overdue
 
 
 def ended_at(pod: Pod) -> float | None:

@@ -83,13 +83,14 @@ async def test_gate_stays_and_nothing_is_reserved_when_its_removal_is_refused() 
         assert (await one.filter(second, "n"))["NodeNames"] == ["n"]
 
 
-async def test_card_is_kept_free_for_no_pod_that_is_too_large_to_be_bound() -> None:
+@pytest.mark.parametrize("status", [409, 500])
+async def test_card_is_kept_free_for_no_pod_that_is_too_large_to_be_bound(status: int) -> None:
     """A binding makes a pod larger: its author chooses how little room there is."""
 
     async def refuse(request: web.Request) -> web.Response | None:
         if request.path.endswith("/pods/p/binding"):
             message = "etcdserver: request is too large"
-            return web.json_response({"message": message}, status=500)
+            return web.json_response({"message": message}, status=status)
         return None
 
     async with scheduler(NODE) as (server, one):
@@ -126,6 +127,7 @@ def test_members_of_a_gang_keep_no_card_when_one_is_refused() -> None:
         (422, "invalid", True),
         (500, "failed calling webhook", True),
         (500, "etcdserver: request is too large", True),
+        (409, "cannot be fulfilled on pods/binding: etcdserver: request is too large", True),
         (500, "etcdserver: request timed out", False),
         (503, "starting", False),
         (404, "not found", False),

@@ -185,11 +185,9 @@ class Binder:
             outcome = await self._send(self._pods().get(args.uid) or known, args)
             if isinstance(outcome, _BindAttempt):
                 self.outcomes["unknown"] += 1
-                attempt, outcome = outcome, await self._resolve_unknown(outcome)
+                outcome = await self._resolve_unknown(outcome)
                 if not outcome:
                     self.on_bound(known)
-                elif attempt.refused:
-                    self.on_refused(known, attempt.refused)
                 return outcome
         except (ApiError, ApiUnreachable) as why:
             # Nothing was assumed: the pod could not even be read.
@@ -221,8 +219,10 @@ class Binder:
             return attempt
         except ApiError as why:
             if (why.status >= 500 or why.status in (0, CONFLICT)) and not is_too_large(why):
-                # It may be done nevertheless; a conflict may be with our own earlier attempt.
-                return replace(attempt, refused=str(why)) if is_foreign(why) else attempt
+                # It may be done nevertheless; a conflict may be with our own earlier attempt. The API server
+                # also calls a conflict whatever else keeps it from storing a binding.
+                refused = is_foreign(why) or why.status == CONFLICT
+                return replace(attempt, refused=str(why)) if refused else attempt
             self._cluster.forget_assumed(pod.metadata.uid)
             if is_foreign(why):
                 self.on_refused(pod, str(why))
@@ -323,6 +323,8 @@ class Binder:
                     return self._already_bound(pod, attempt.node)
                 if pod.metadata.deletion_timestamp is not None or last:
                     self._cluster.forget_assumed(meta.uid)
+                    if attempt.refused:
+                        self.on_refused(attempt.pod, attempt.refused)
                     return f"the pod {meta.name} was not bound to {attempt.node}"
             await self._sleep(backoff.next_s())
 

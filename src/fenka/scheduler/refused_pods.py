@@ -17,15 +17,18 @@ def is_foreign(why: ApiError) -> bool:
     A webhook that does not answer refuses too, with 500. So does etcd where the pod is too large. Other
     errors of the server concern no pod.
     """
+    if is_too_large(why):
+        return True
     if why.status == 500:
-        return "webhook" in str(why) or is_too_large(why)
+        return "webhook" in str(why)
     return 400 <= why.status < 500 and why.status not in _OWN
 
 
 def is_too_large(why: ApiError) -> bool:
     """Return whether etcd has not stored a pod because it would be larger than 1.5 MiB.
 
-    Its author chooses how much room there is: each patch and the binding make a pod larger.
+    Its author chooses how much room there is: each patch and the binding make a pod larger. The API server
+    says so with 500, and with 409 of a binding.
     """
     return "request is too large" in str(why)
 

@@ -10,20 +10,11 @@ from typing import TextIO, TypeVar
 
 import msgspec
 
+from fenka.formats import printable
+
 T = TypeVar("T")
 
-
-def escape(text: str) -> str:
-    """Return the text with each unprintable character escaped, as `\\x1b`.
-
-    Names, commands and messages come from other users, and terminals execute escape sequences.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in text
-    )
+escape = printable.escape
 
 
 def print_lines(lines: Iterable[str]) -> None:

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from fenka.formats.printable import escape
+
 Kubeconfig = Annotated[
     Path | None,
     Meta(
@@ -34,10 +36,25 @@ LogLevel = Annotated[
 ]
 
 
+class _PrintableFormatter(logging.Formatter):
+    """Escapes unprintable characters, line breaks of a message as well.
+
+    A message may repeat what a tenant has written, or what another program says of it.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return escape(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(map(escape, super().formatException(ei).splitlines()))
+
+
 def start_log(level: LogLevel, *, times: bool = True) -> None:
     """Log to standard error from now on. Libraries log from `info`, whatever the level."""
     form = "%(levelname)s %(message)s"
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {form}" if times else form)
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PrintableFormatter(f"%(asctime)s {form}" if times else form))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("fenka").setLevel(level.upper())
 
 

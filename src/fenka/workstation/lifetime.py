@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fenka.formats.printable import escape
 from fenka.workstation.protocol import SIGNALS
 
 
@@ -101,10 +102,7 @@ def log(message: str) -> None:
 
     Unprintable characters are escaped. Users choose names, and a terminal executes escape sequences.
     """
-    line = "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in f"{message!s:.2000}".replace("\n", " ")
-    )
+    line = escape(f"{message!s:.2000}".replace("\n", " "))
     print(f"fenka daemon: {line}", file=sys.stderr, flush=True)
 
 

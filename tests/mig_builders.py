@@ -10,7 +10,7 @@ from fenka.core.inventory import Card, DeviceId
 from fenka.core.mig.geometry import TABLES, Geometry, Place
 from fenka.dialects import base, gpushare, mig_records, nodes
 from fenka.dialects.mig_records import DividedCard, InstanceState
-from fenka.formats.quantities import resource_name
+from fenka.formats.mig_profiles import resource_name
 from tests.builders import GIB, Json, node, pod
 
 A100, A30 = TABLES["A100-40G"], TABLES["A30"]

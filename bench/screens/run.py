@@ -26,7 +26,8 @@ from fenka.cluster.autoscaling import (
     ElasticNodeStatus,
     OfferStatus,
 )
-from fenka.kubernetes.reader import NAMESPACE, PAGE
+from fenka.kubernetes.autoscaler_reader import NAMESPACE
+from fenka.kubernetes.reader import PAGE
 
 NODES, PENDING, RUNS = 1000, 100, 5
 GOAL_S = 1.0

@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 from fenka.autoscaler.demand import RULE_LABEL, pending_demand
 from fenka.autoscaler.inputs import decode_case
 from fenka.autoscaler.loop import status_of
-from fenka.autoscaler.node_registration import (
-    new_shapes,
-    new_unhelpful_offers,
-    node_changes,
-    planned_annotations,
-)
+from fenka.autoscaler.node_registration import node_changes, planned_annotations
+from fenka.autoscaler.node_shapes import new_shapes, new_unhelpful_offers
 from fenka.autoscaler.orders import advance
 from fenka.autoscaler.plan_case import plan_case, unserved_pods
 from fenka.autoscaler.reclaim import decide_reclaims, evicted_demand

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as structs_replace
 
-from fenka.autoscaler.node_registration import new_shapes
+from fenka.autoscaler.node_shapes import new_shapes
 from fenka.autoscaler.snapshot import Shape, UnknownShape, shape_of, without_daemons
 from fenka.cluster.autoscaling import CloudType, Slot
 from fenka.core.inventory import Taint, Toleration

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from fenka.cli import control
-from fenka.dialects.lease_records import (
+from fenka.dialects.resize_records import (
     FINAL,
     REFUSED,
     REQUEST,

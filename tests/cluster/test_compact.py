@@ -15,7 +15,7 @@ from fenka.cluster.pending_queue import is_open, is_unplaced
 from fenka.cluster.pod_groups import group_key
 from fenka.cluster.queue_snapshot import time_limit_s
 from fenka.cluster.state import ClusterState
-from fenka.dialects import gpushare, lease_records
+from fenka.dialects import gpushare, resize_records
 from fenka.dialects.registry import WITH_HAMI
 from tests.builders import T4_MIB, Json, node_json, on_card, pod, pod_json
 
@@ -271,9 +271,13 @@ def test_compact_pod_decides_as_the_whole_one(
 def test_resize_is_kept_in_few_bytes() -> None:
     """A tenant may write long ones. Only short requests are compared; of the others presence counts."""
     long = "x" * 10_000
-    written = {lease_records.REQUEST: long, lease_records.STATUS: long, lease_records.REFUSED: long}
+    written = {
+        resize_records.REQUEST: long,
+        resize_records.STATUS: long,
+        resize_records.REFUSED: long,
+    }
     limits = {gpushare.MEMORY: 4}
     kept = compact(requesting(limits, written)).metadata.annotations
     assert dict(kept.items()) == dict.fromkeys(written, "")
-    kept = compact(requesting(limits, {lease_records.REQUEST: "gpu-mem=6"})).metadata.annotations
-    assert dict(kept.items()) == {lease_records.REQUEST: "gpu-mem=6"}
+    kept = compact(requesting(limits, {resize_records.REQUEST: "gpu-mem=6"})).metadata.annotations
+    assert dict(kept.items()) == {resize_records.REQUEST: "gpu-mem=6"}

@@ -11,15 +11,9 @@ from fenka.cluster.objects import Pod
 from fenka.cluster.state import ClusterState
 from fenka.core.request import Slice
 from fenka.dialects.base import NVIDIA_GPU
-from fenka.dialects.lease_records import (
-    REFUSED,
-    REPORT,
-    REQUEST,
-    LeaseReport,
-    decode_request,
-    encode_report,
-)
+from fenka.dialects.lease_records import REPORT, LeaseReport, encode_report
 from fenka.dialects.nodes import WHOLE_LABEL
+from fenka.dialects.resize_records import REFUSED, REQUEST, decode_request
 from fenka.isolation.limit_changes import resized
 from tests.builders import GIB, a_node, a_pod, node_json, on_card
 from tests.core.builders import device

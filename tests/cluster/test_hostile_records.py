@@ -16,7 +16,17 @@ from fenka.core.backfill import complete
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.inventory import Node as CoreNode
 from fenka.core.request import COMPUTE_MODES, Slice
-from fenka.dialects import ack, base, gpu_manager, gpushare, hami, lease_records, nodes, nvidia
+from fenka.dialects import (
+    ack,
+    base,
+    gpu_manager,
+    gpushare,
+    hami,
+    lease_records,
+    nodes,
+    nvidia,
+    resize_records,
+)
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.card_records import nominal_mib
 from fenka.dialects.lease_records import LeaseReport, Lingering
@@ -88,8 +98,8 @@ LIES: dict[str, tuple[dict[str, int], dict[str, str]]] = {
         UNIT,
         {
             gpushare.IDX: "0",
-            lease_records.STATUS: lease_records.encode_status(
-                lease_records.ResizeStatus("u", (FORGED,))
+            resize_records.STATUS: resize_records.encode_status(
+                resize_records.ResizeStatus("u", (FORGED,))
             ),
         },
     ),

@@ -11,7 +11,15 @@ from fenka.cluster.explain import PodExplanation, explain
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS
 from fenka.cluster.state import ClusterSnapshot
-from fenka.dialects import ack, base, gpu_manager, gpushare, hami, lease_records, nvidia
+from fenka.dialects import (
+    ack,
+    base,
+    gpu_manager,
+    gpushare,
+    hami,
+    nvidia,
+    resize_records,
+)
 from fenka.dialects.registry import WITH_HAMI
 from tests.builders import T4_MIB, Json, node_json, pod, units
 from tests.fakes.extender import on_t4
@@ -46,7 +54,7 @@ RECORDS = [
         UNIT, {gpushare.IDX: "0", base.CARDS: json.dumps({"0": EVIL})}, id="the UUID of its card"
     ),
     pytest.param(UNIT, {gpushare.IDX: "0", base.CARDS: EVIL}, id="the UUIDs of its cards"),
-    pytest.param(UNIT, {gpushare.IDX: "0", lease_records.STATUS: EVIL}, id="a resize"),
+    pytest.param(UNIT, {gpushare.IDX: "0", resize_records.STATUS: EVIL}, id="a resize"),
     pytest.param(BOTH, {gpushare.IDX: "0", ack.CORES: EVIL}, id="its compute"),
     pytest.param(SLICE, {f"{gpu_manager.INDEXES}0": EVIL}, id="gpu-manager's cards"),
     pytest.param(
@@ -172,8 +180,8 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=60)
                 base.CORE_MODE,
                 hami.ALLOCATED,
                 nvidia.RECORD,
-                lease_records.STATUS,
-                lease_records.REQUEST,
+                resize_records.STATUS,
+                resize_records.REQUEST,
             ]
         ),
         st.one_of(

@@ -12,19 +12,17 @@ from hypothesis import strategies as st
 
 from fenka.cluster.autoscaling import (
     ENDING,
-    MAX_PIN_S,
     ORDER,
     PIN,
     PLANNED,
     PLANNED_PODS,
     RECLAIMED,
-    Pin,
     encode_planned_pods,
-    read_pin,
 )
 from fenka.cluster.compact import CompactNode
 from fenka.cluster.explain import explain
 from fenka.cluster.node_admission import exclusion, ineligibility_reasons
+from fenka.cluster.node_pins import MAX_PIN_S, Pin, read_pin
 from fenka.cluster.objects import Node
 from fenka.cluster.state import ClusterSnapshot
 from fenka.dialects.base import NVIDIA_GPU

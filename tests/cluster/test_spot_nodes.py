@@ -16,17 +16,14 @@ from fenka.cluster.autoscaling import (
     PIN,
     PLANNED_PODS,
     PROTECTED_UNTIL,
-    RECHECK_S,
     SPOT_ADMIT,
-    SpotRule,
     encode_planned_pods,
-    is_interruptible,
-    read_spot_rule,
 )
 from fenka.cluster.compact import CompactNode, CompactPod
 from fenka.cluster.explain import explain
 from fenka.cluster.node_admission import exclusion
 from fenka.cluster.objects import Node
+from fenka.cluster.spot_nodes import RECHECK_S, SpotRule, is_interruptible, read_spot_rule
 from fenka.cluster.state import ClusterSnapshot, ClusterState
 from fenka.dialects.base import NVIDIA_GPU
 from tests.builders import T4_MIB, Json, a_node, a_pod, gang_labels, node_json, pod_json

@@ -20,7 +20,7 @@ from fenka.dashboard.cluster_pages import ClusterPages
 from fenka.dashboard.guard import LOOPBACK_NAMES, Guard
 from fenka.dashboard.page_server import MAX_STREAMS_OF_VIEWER
 from fenka.dashboard.sign_in import GROUPS, KEPT_S, SECRET, USER, ProxySignIn, TokenSignIn
-from fenka.dialects.lease_records import REQUEST
+from fenka.dialects.resize_records import REQUEST
 from fenka.server.listener import LISTENER, HttpListener
 from fenka.views.board import World
 from tests.builders import T4_MIB, Json, node_json, on_card, pod_json

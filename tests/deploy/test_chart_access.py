@@ -11,7 +11,7 @@ from fenka.cluster import queue_snapshot
 from fenka.cluster.autoscaling import ORDERS_MAP, SHAPES_MAP, STATUS_MAP
 from fenka.cluster.compact import MAX_CONTAINERS
 from fenka.cluster.objects import QUEUE_GATE
-from fenka.dialects import lease_records, nvidia, pod_records
+from fenka.dialects import nvidia, pod_records, resize_records
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.jobs.kubernetes.checks import ClusterDefaults
 from fenka.jobs.manifests.gateway_manifest import GatewaySettings, render_gateway
@@ -289,7 +289,7 @@ def test_admission_policy_protects_every_record_of_the_dialects(hami: bool) -> N
     """The names are those of the code, with HAMi's only if they are enabled."""
     spec = policy("records", hamiNames=hami)
     dialects = WITH_HAMI if hami else DIALECTS
-    keys = {*lease_records.RECORDS, *pod_records.RECORDS}
+    keys = {*resize_records.RECORDS, *pod_records.RECORDS}
     keys |= {key for dialect in dialects for key in dialect.RECORDS}
     protected, numbers = variable(spec, "records"), range(MAX_CONTAINERS)
     assert sorted(protected) == sorted(
@@ -299,7 +299,7 @@ def test_admission_policy_protects_every_record_of_the_dialects(hami: bool) -> N
     )
     cards = variable(policy("placement", hamiNames=hami), "cards")
     assert sorted(cards) == sorted({name for dialect in dialects for name in dialect.RESOURCES})
-    assert lease_records.REQUEST not in protected
+    assert resize_records.REQUEST not in protected
 
 
 @needs_helm

@@ -8,7 +8,15 @@ import pytest
 
 from fenka.cluster import autoscaling, queue_snapshot
 from fenka.cluster.objects import QUEUE_GATE
-from fenka.dialects import base, gpushare, lease_records, mig_records, nvidia, pod_records
+from fenka.dialects import (
+    base,
+    gpushare,
+    lease_records,
+    mig_records,
+    nvidia,
+    pod_records,
+    resize_records,
+)
 from fenka.dialects.registry import WITH_HAMI
 from fenka.node.free_cards import PREFER_NO_SCHEDULE, TAINT
 from fenka.node.mig_layouts import STATE
@@ -44,7 +52,7 @@ def test_node_program_may_write_its_reports_label_and_marks() -> None:
         *(autoscaling.RECLAIM_AT, autoscaling.RECLAIM_SOURCE),
     }
     marks = {dialect.ASSIGNED for dialect in WITH_HAMI} - {""}
-    assert set(on_pods) == {*marks, nvidia.RECORD, *lease_records.RECORDS}
+    assert set(on_pods) == {*marks, nvidia.RECORD, *resize_records.RECORDS}
     assert own(variables["labelsWritten"]) == ([STATE], [])
     assert json.loads(variables["effects"]) == {TAINT: PREFER_NO_SCHEDULE}
     assert f'["{gpushare.COUNT}"]' in variables["resourcesWritten"]
@@ -56,7 +64,7 @@ def test_node_program_may_write_its_reports_label_and_marks() -> None:
 def test_scheduler_may_write_positions_labels_of_retries_and_its_gate(takes_back: bool) -> None:
     """It resizes pods only where growth is taken back, and writes nothing on nodes."""
     variables = expressions("scheduler", **{"scheduler.takeGrowthBack": takes_back})
-    resize = [lease_records.REQUEST] if takes_back else []
+    resize = [resize_records.REQUEST] if takes_back else []
     assert own(variables["annotationsWritten"]) == ([], [queue_snapshot.POSITION, *resize])
     assert own(variables["labelsWritten"]) == ([], [REQUEUED_LABEL])
     assert own(variables["fieldsWritten"]) == ([], ["schedulingGates"])

@@ -9,7 +9,7 @@ from fenka.autoscaler.demand import Demand, pending_demand
 from fenka.autoscaler.inputs import AutoscalerOptions
 from fenka.cloud.config_file import decode_config
 from fenka.cluster.autoscaling import ORDERS_MAP, SHAPES_MAP, STATUS_MAP
-from fenka.kubernetes import reader
+from fenka.kubernetes import autoscaler_reader
 from tests.autoscaler.snapshots import snapshot
 from tests.deploy.chart import CHART, T4, Json, find, helm, names_of, needs_helm, pod_of, render
 
@@ -181,9 +181,9 @@ def test_commands_find_what_the_autoscaler_publishes_and_its_configuration() -> 
     """ConfigMap kube-public/fenka names its namespace, and its Lease."""
     objects = rendered()
     published = find(objects, "ConfigMap", "fenka")["data"]
-    configuration = find(objects, "ConfigMap", f"{published[reader.NAME]}-config")
-    assert reader.CONFIG_KEY in configuration["data"]
+    configuration = find(objects, "ConfigMap", f"{published[autoscaler_reader.NAME]}-config")
+    assert autoscaler_reader.CONFIG_KEY in configuration["data"]
     (container,) = find(objects, "Deployment", NAME)["spec"]["template"]["spec"]["containers"]
-    assert f"--lease={published[reader.NAME]}" in container["args"]
-    assert published[reader.NAMESPACE] == "gpu"
-    assert reader.NAME not in find(render(), "ConfigMap", "fenka")["data"]
+    assert f"--lease={published[autoscaler_reader.NAME]}" in container["args"]
+    assert published[autoscaler_reader.NAMESPACE] == "gpu"
+    assert autoscaler_reader.NAME not in find(render(), "ConfigMap", "fenka")["data"]

@@ -34,7 +34,7 @@ from fenka.dialects.registry import (
     names_any,
     resource_names,
 )
-from fenka.formats.quantities import PROFILE, resource_name, resource_profile
+from fenka.formats.mig_profiles import PROFILE, resource_name, resource_profile
 from tests.dialects.builders import pod
 from tests.dialects.mig_builders import A100, divided_node, placed, with_records
 

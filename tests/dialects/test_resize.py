@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Memory, Slice
 from fenka.dialects.base import InvalidRecord
-from fenka.dialects.lease_records import (
+from fenka.dialects.resize_records import (
     STATUS,
     ResizeRequest,
     ResizeStatus,

@@ -19,14 +19,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from fenka.dialects import lease_records, pod_records
+from fenka.dialects import pod_records, resize_records
 from fenka.dialects.registry import WITH_HAMI
 from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.kube_config import ApiServer
 
 ON_BINDINGS = {
     *(name for dialect in WITH_HAMI for name in dialect.RECORDS),
-    *lease_records.RECORDS,
+    *resize_records.RECORDS,
     *pod_records.ON_BINDINGS,
 }
 """The annotations that a binding may have. Names that end in "-" are one for each container."""

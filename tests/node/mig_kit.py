@@ -14,7 +14,7 @@ from fenka.dialects import mig_records, pod_records
 from fenka.dialects.base import ContainerRequest, PodRequest
 from fenka.dialects.mig_records import DividedCard, decode_instances
 from fenka.dialects.registry import detect
-from fenka.formats.quantities import resource_name
+from fenka.formats.mig_profiles import resource_name
 from fenka.hardware import nvml_mig
 from fenka.hardware.card_spec import parse_spec
 from fenka.hardware.nvml import Driver, Hardware

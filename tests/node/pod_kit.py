@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fenka.dialects.lease_records import REFUSED, REQUEST, ResizeStatus, decode_status
+from fenka.dialects.resize_records import REFUSED, REQUEST, ResizeStatus, decode_status
 from fenka.isolation import lease_control
 from tests.node.harness import T4_MIB, Json, NodeHarness, card, node_harness
 from tests.waiting import eventually, until

@@ -9,7 +9,7 @@ import pytest
 from fenka.core.request import Slice
 from fenka.dialects import ack, gpu_manager, gpushare, lease_records
 from fenka.dialects.base import CORE_MODE
-from fenka.dialects.lease_records import REFUSED
+from fenka.dialects.resize_records import REFUSED
 from fenka.isolation import lease_control
 from fenka.node.lease.store import Lease
 from tests.node.harness import NODE, Json, NodeHarness, card

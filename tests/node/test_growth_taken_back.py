@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fenka.dialects.lease_records import REFUSED, REQUEST
+from fenka.dialects.resize_records import REFUSED, REQUEST
 from fenka.scheduler.replica import Settings
 from tests.builders import T4_MIB, node_json, pod_json, unschedulable
 from tests.node.pod_kit import annotations_of, granted, path, ready_node, request, running

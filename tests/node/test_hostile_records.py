@@ -9,15 +9,8 @@ import pytest
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
 from fenka.dialects import base, gpushare
-from fenka.dialects.lease_records import (
-    REPORT,
-    STATUS,
-    LeaseReport,
-    Lingering,
-    ResizeStatus,
-    decode_report,
-    encode_status,
-)
+from fenka.dialects.lease_records import REPORT, LeaseReport, Lingering, decode_report
+from fenka.dialects.resize_records import STATUS, ResizeStatus, encode_status
 from fenka.isolation import lease_control
 from fenka.kubernetes.api_client import ApiUnreachable
 from fenka.node.lease.report import REPORT_AFTER_S

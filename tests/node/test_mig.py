@@ -13,7 +13,7 @@ from fenka.core.inventory import DeviceId
 from fenka.core.mig.geometry import Profile
 from fenka.core.request import Slice
 from fenka.dialects.base import NVIDIA_GPU
-from fenka.dialects.lease_records import REFUSED
+from fenka.dialects.resize_records import REFUSED
 from fenka.hardware import nvml_mig
 from fenka.hardware.driver_edits import LIBRARY_DIRECTORIES
 from fenka.hardware.nvml import GpuProcess, Hardware, Xid

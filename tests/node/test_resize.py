@@ -12,7 +12,7 @@ from fenka.cluster.objects import Container, ObjectMeta, Pod, PodSpec
 from fenka.core.inventory import Node
 from fenka.core.request import Slice
 from fenka.dialects.base import SharedNode
-from fenka.dialects.lease_records import (
+from fenka.dialects.resize_records import (
     FINAL,
     REFUSED,
     REQUEST,

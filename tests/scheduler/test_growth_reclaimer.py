@@ -10,7 +10,8 @@ import pytest
 from fenka.cluster.growth import GrownPod, GrowthReclaim
 from fenka.cluster.objects import Pod
 from fenka.core.request import Placement, Slice
-from fenka.dialects.lease_records import REPORT, REQUEST, LeaseReport, encode_report
+from fenka.dialects.lease_records import REPORT, LeaseReport, encode_report
+from fenka.dialects.resize_records import REQUEST
 from fenka.scheduler.controllers import TAKEN_BACK, GrowthReclaimer
 from fenka.scheduler.replica import SchedulerReplica, Settings
 from tests.builders import GIB, a_pod, node_json, on_card, pod_json, unschedulable

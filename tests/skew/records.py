@@ -16,7 +16,7 @@ from msgspec import inspect
 
 from fenka.autoscaler import stores
 from fenka.cluster import autoscaling, queue_snapshot, service_objects
-from fenka.dialects import lease_records, mig_records, nodes
+from fenka.dialects import lease_records, mig_records, nodes, resize_records
 from fenka.jobs import routing_table
 from fenka.local import records, runs
 from fenka.mig import keeper
@@ -38,7 +38,7 @@ STORED: Mapping[str, Any] = {
     "node/leases": lease_records._Report,
     "node/token": store.Token,
     "pod/instance": mig_records._PodInstance,
-    "pod/resized": lease_records._ResizeStatus,
+    "pod/resized": resize_records._ResizeStatus,
     "scheduler/options": queue_snapshot.SchedulerOptions,
     "service/scaling": service_objects.ScalingEntry,
     "workstation/config": files.DaemonConfig,

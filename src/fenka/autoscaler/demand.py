@@ -17,13 +17,14 @@ from fenka.autoscaler.stuck_nodes import stuck_namespaces
 from fenka.autoscaler.turns import MAX_JUDGED, AffinityTurns, affinity_turns, first_in_order
 from fenka.autoscaler.watch import ElasticAffinity, ElasticPod, ElasticPodSpec
 from fenka.cloud.config import NOT_COUNTED
-from fenka.cluster.autoscaling import GROUP, is_interruptible
+from fenka.cluster.autoscaling import GROUP
 from fenka.cluster.gang_placement import GangMembers
 from fenka.cluster.node_admission import ineligibility_reasons
 from fenka.cluster.objects import Condition, Node, NodeStatus, ObjectMeta, Pod, seconds
 from fenka.cluster.pending_queue import is_open
 from fenka.cluster.pod_groups import GangPods, PodGang, gang_proximity, group_key, group_name
 from fenka.cluster.queue_snapshot import time_limit_s
+from fenka.cluster.spot_nodes import is_interruptible
 from fenka.core.errors import FenkaError, InvalidCase
 from fenka.core.inventory import Toleration
 from fenka.core.nodes.case import (

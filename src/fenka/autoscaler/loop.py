@@ -13,9 +13,9 @@ import msgspec
 
 from fenka.autoscaler.actor_context import Actor, ActorContext
 from fenka.autoscaler.buyer import Buyer
+from fenka.autoscaler.cloud_cache import CloudCache
 from fenka.autoscaler.new_nodes import shape_for
 from fenka.autoscaler.orders import REFUSED, listed_missing
-from fenka.autoscaler.providers import CloudCache
 from fenka.autoscaler.reclaim import evicted_demand
 from fenka.autoscaler.snapshot import COMING, Snapshot, UnknownShape, offer_of, slots
 from fenka.autoscaler.stores import OrderStore, ShapeStore, StoredMap, WriteLost
@@ -27,8 +27,9 @@ from fenka.cluster import autoscaling
 from fenka.cluster.pending_queue import is_open
 from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
-from fenka.kubernetes.election import Leadership, Term
+from fenka.kubernetes.election import Term
 from fenka.kubernetes.events import EventRecorder
+from fenka.kubernetes.leadership import Leadership
 from fenka.server.program import end_if_cancelled
 
 log = logging.getLogger(__name__)

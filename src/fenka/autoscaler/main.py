@@ -23,8 +23,9 @@ from fenka.cloud.config_file import check_offers, check_shapes, read_config
 from fenka.cloud.port import Provider, ProviderError
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
-from fenka.kubernetes.election import Election, Leadership
+from fenka.kubernetes.election import Election
 from fenka.kubernetes.events import EventRecorder
+from fenka.kubernetes.leadership import Leadership
 from fenka.server.listener import listening_socket
 from fenka.server.probes import serve_probes
 from fenka.server.program import identity, stop_requests, working_until

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from fenka.autoscaler import node_registration
+from fenka.autoscaler import node_registration, node_shapes
 from fenka.autoscaler.actor_context import GONE, ActorContext
 from fenka.autoscaler.metrics import ActivityCounts
 from fenka.autoscaler.new_nodes import shape_for
@@ -495,7 +495,7 @@ class OrderKeeper:
 
     async def _learn(self, context: ActorContext) -> None:
         snapshot = context.snapshot()
-        unhelpful = node_registration.new_unhelpful_offers(snapshot)
+        unhelpful = node_shapes.new_unhelpful_offers(snapshot)
         for entry in unhelpful:
             note = (
                 f"it does not fit the node of {entry.offer} that was bought for it: that offer is "
@@ -507,7 +507,7 @@ class OrderKeeper:
             for entry in unhelpful:
                 classes[entry.offer].add(entry.pod_class)
             await self._shapes.save(
-                node_registration.new_shapes(snapshot),
+                node_shapes.new_shapes(snapshot),
                 {offer: frozenset(names) for offer, names in classes.items()},
             )
 

@@ -36,7 +36,8 @@ from fenka.core.nodes.plan import NodePlan, Solver, Unserved, make_plan
 from fenka.core.nodes.problem import labels_of
 from fenka.dialects.nodes import has_mode_label
 from fenka.kubernetes.api_client import Api
-from fenka.kubernetes.reader import AutoscalerState, read_scheduler_options
+from fenka.kubernetes.autoscaler_reader import AutoscalerState
+from fenka.kubernetes.reader import read_scheduler_options
 
 M = TypeVar("M", NodeGroup, CaseNode)
 

@@ -31,7 +31,7 @@ from fenka.autoscaler.supply import protected_until
 from fenka.autoscaler.turns import first_in_order
 from fenka.autoscaler.watch import DO_NOT_DISRUPT, SAFE_TO_EVICT, ElasticPod
 from fenka.cloud.port import Instance, InstanceState
-from fenka.cluster import autoscaling
+from fenka.cluster import autoscaling, spot_nodes
 from fenka.cluster.objects import Node
 from fenka.cluster.pending_queue import is_open
 from fenka.cluster.pod_groups import group_key
@@ -78,7 +78,7 @@ def _why_pod_is_kept(pod: ElasticPod) -> str:
         return f"has {SAFE_TO_EVICT}=false"
     if not any(owner.controller and owner.kind != "Node" for owner in owners):
         return "has no controller that would make it anew"
-    if not autoscaling.is_interruptible(pod) and any(
+    if not spot_nodes.is_interruptible(pod) and any(
         volume.empty_dir is not None or volume.host_path is not None for volume in pod.spec.volumes
     ):
         return "has a local volume"
@@ -453,7 +453,7 @@ class _Pass:
 
     def _may_repack(self, leaving: Sequence[ElasticPod]) -> bool:
         return self._snapshot.config.scale_in.mode == "repack" and all(
-            map(autoscaling.is_interruptible, leaving)
+            map(spot_nodes.is_interruptible, leaving)
         )
 
     # ---- facts ----

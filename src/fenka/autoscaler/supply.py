@@ -21,7 +21,7 @@ from fenka.autoscaler.snapshot import (
 from fenka.autoscaler.watch import DaemonSet, ElasticPod, allocatable, bounded
 from fenka.cloud.config import NOT_COUNTED, GroupConfig, StartTimes
 from fenka.cloud.port import Instance, Offer, OfferKey
-from fenka.cluster import autoscaling
+from fenka.cluster import autoscaling, spot_nodes
 from fenka.cluster.objects import Node, seconds
 from fenka.cluster.pending_queue import OVERDUE_TTL_S
 from fenka.core.inventory import WHOLE_COMPUTE, Card
@@ -314,7 +314,7 @@ def coming_name(order: str, slot: int) -> str:
 
 def _protected(snapshot: Snapshot, node: Node) -> float:
     """Return for how long a spot node is protected, as the scheduler reads it."""
-    rule = autoscaling.read_spot_rule(node)
+    rule = spot_nodes.read_spot_rule(node)
     return demand.UNLIMITED_S if rule is None else rule.left_s(snapshot.now)
 
 

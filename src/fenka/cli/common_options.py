@@ -23,7 +23,7 @@ from fenka.cli.error_report import UserError
 from fenka.cli.usage_errors import unknown
 from fenka.core.errors import INVALID_INPUT
 from fenka.core.request import ComputeMode
-from fenka.formats import quantities
+from fenka.formats import durations, quantities
 
 Output = Literal["table", "json", "yaml"]
 
@@ -32,7 +32,7 @@ def seconds(text: str | float) -> float:
     """Return the seconds of an option: `90`, `0.5`, `1m30s`. Raises typer.BadParameter."""
     # typer gives a default value to it, too.
     text = str(text)
-    number = quantities.parse_duration(text)
+    number = durations.parse_duration(text)
     if number is None and _SECONDS.fullmatch(text):
         number = float(text)
     if number is None:
@@ -42,7 +42,7 @@ def seconds(text: str | float) -> float:
 
 def percent(text: str | int) -> int:
     """Return the percent of an option: `50` or `50%`. Raises typer.BadParameter."""
-    number = quantities.parse_percent(str(text))
+    number = durations.parse_percent(str(text))
     if number is None:
         raise typer.BadParameter(f"{shown(str(text))} is no percentage: write 0 to 100")
     return number
@@ -392,7 +392,7 @@ def short_duration(seconds: float) -> str:
 
 def parse_duration(option: str, text: str) -> int:
     """Return the seconds of `10h`, `1h30m` or `7d`. Raises UserError, naming the option."""
-    seconds = quantities.parse_duration(text)
+    seconds = durations.parse_duration(text)
     if seconds is None or seconds % 1:
         raise UserError(
             f"invalid {option} {text!r}: expected a duration such as 30m, 10h or 7d", INVALID_INPUT

@@ -43,13 +43,7 @@ from fenka.cli.world import snapshot_here
 from fenka.cluster.objects import Pod, pod_path
 from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE, FenkaError
 from fenka.dialects.base import GIB_MIB, InvalidRecord
-from fenka.dialects.lease_records import (
-    FINAL,
-    REFUSED,
-    REQUEST,
-    decode_status,
-    encode_request,
-)
+from fenka.dialects.resize_records import FINAL, REFUSED, REQUEST, decode_status, encode_request
 from fenka.formats.quantities import parse_memory
 from fenka.jobs.service import parse_weights
 from fenka.kubernetes.api_client import Api

@@ -21,9 +21,8 @@ from fenka.cluster.state import ClusterSnapshot
 from fenka.cluster.training_objects import COMPLETION_INDEX, JOB, KIND, ROLE
 from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.api_client import Api, ApiError, if_accepted
+from fenka.kubernetes.autoscaler_reader import AutoscalerState, read_autoscaler
 from fenka.kubernetes.reader import (
-    AutoscalerState,
-    read_autoscaler,
     read_cluster,
     read_services,
     read_training_objects,

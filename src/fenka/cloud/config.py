@@ -18,7 +18,7 @@ from fenka.core.request import MAX_CARDS, MAX_HOST
 from fenka.core.units import MIB
 from fenka.dialects.base import InvalidRecord, parse_milli, parse_quantity
 from fenka.formats.documents import InvalidDocument, Written, shown
-from fenka.formats.quantities import parse_duration
+from fenka.formats.durations import parse_duration
 
 MAX_DURATION_S = 365 * 86400
 MAX_TEXT = 253

@@ -22,7 +22,7 @@ from fenka.cluster.mappings import SHARED, SharedValues, small_mapping
 from fenka.cluster.objects import Container as PodContainer
 from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS, TOPOLOGY_ANNOTATIONS
 from fenka.cluster.queue_snapshot import POSITION
-from fenka.dialects import lease_records, nodes, registry
+from fenka.dialects import lease_records, nodes, registry, resize_records
 from fenka.dialects.base import CARDS, Dialect, PodRequest
 from fenka.dialects.mig_records import INSTANCES
 
@@ -225,9 +225,9 @@ _NODE_ANNOTATIONS = (
 _READ_ANNOTATIONS = (
     *TOPOLOGY_ANNOTATIONS,
     INTERRUPTIBLE,
-    lease_records.REQUEST,
-    lease_records.STATUS,
-    lease_records.REFUSED,
+    resize_records.REQUEST,
+    resize_records.STATUS,
+    resize_records.REFUSED,
     POSITION,
 )
 """Of pods, beside those that dialects read."""
@@ -327,11 +327,11 @@ def _records(annotations: Mapping[str, str]) -> Mapping[str, str]:
     records = kept_annotations(annotations, _READ_ANNOTATIONS)
     if INTERRUPTIBLE in records and records[INTERRUPTIBLE] != "true":
         del records[INTERRUPTIBLE]
-    for name in (lease_records.STATUS, lease_records.REFUSED):
+    for name in (resize_records.STATUS, resize_records.REFUSED):
         if name in records:
             # It is only read whether they are there.
             records[name] = ""
-    for name in (lease_records.REQUEST, POSITION):
+    for name in (resize_records.REQUEST, POSITION):
         if len(records.get(name, "")) > MAX_SHARED_TEXT:
             # It is compared with what the scheduler writes, which is short.
             records[name] = ""

@@ -16,7 +16,7 @@ from fenka.core.inventory import DeviceId
 from fenka.core.preemption import Preemptor, VictimCandidate, cheapest_victims
 from fenka.core.request import Placement
 from fenka.core.usage import UsageOverlay, UsageView
-from fenka.dialects.lease_records import REFUSED, REQUEST, STATUS, encode_request
+from fenka.dialects.resize_records import REFUSED, REQUEST, STATUS, encode_request
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fenka.cluster.autoscaling import Pin, SpotRule
+from fenka.cluster.node_pins import Pin
 from fenka.cluster.objects import Node as KubernetesNode
 from fenka.cluster.objects import NodeSelectorTerm, Pod, SelectorRequirement
+from fenka.cluster.spot_nodes import SpotRule
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import restored
 from fenka.core.gangs import place_gang

@@ -12,9 +12,9 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from fenka.cluster import placement
-from fenka.cluster.autoscaling import protection_needed_s
 from fenka.cluster.node_admission import AdmissionRule, Infeasible, admission_rule, fits_when_empty
 from fenka.cluster.objects import Pod
+from fenka.cluster.spot_nodes import protection_needed_s
 from fenka.cluster.state import ClusterState
 from fenka.core.columnar import CODES, Codes, JointJudgement, count_reasons
 from fenka.core.columns import Bools, Columns, Ints

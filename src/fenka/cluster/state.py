@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from fenka.cluster.autoscaling import NodePins, SpotNodes, read_pin, read_spot_rule
+from fenka.cluster.node_pins import NodePins, read_pin
 from fenka.cluster.objects import Node, ObjectMeta, Pod, PodDemand
 from fenka.cluster.pod_groups import PodGroup, group_key, group_name
+from fenka.cluster.spot_nodes import SpotNodes, read_spot_rule
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.inventory import Node as CoreNode
 from fenka.core.mig.geometry import Place

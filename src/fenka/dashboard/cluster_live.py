@@ -23,10 +23,9 @@ from fenka.dashboard.stream import Fanout
 from fenka.dashboard.usage_meter import UsageMeter
 from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.autoscaler_reader import AutoscalerState, read_autoscaler
 from fenka.kubernetes.informer import Informer, Informers
 from fenka.kubernetes.reader import (
-    AutoscalerState,
-    read_autoscaler,
     read_namespace,
     read_pod_groups,
     read_scheduler_options,

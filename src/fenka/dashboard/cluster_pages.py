@@ -38,7 +38,7 @@ from fenka.dashboard.page_server import (
 from fenka.dashboard.prometheus import Prometheus
 from fenka.dashboard.sign_in import Namespaces, OpenSignIn, SignedInViewer, SignIn
 from fenka.dialects.base import GIB_MIB, ContainerKind, InvalidRecord
-from fenka.dialects.lease_records import FINAL, REFUSED, REQUEST, encode_request
+from fenka.dialects.resize_records import FINAL, REFUSED, REQUEST, encode_request
 from fenka.formats.quantities import parse_memory
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.reader import read_pod_groups, read_scheduler_options, read_usage

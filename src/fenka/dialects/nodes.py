@@ -19,7 +19,7 @@ from fenka.dialects import base, card_records
 from fenka.dialects.card_records import CardIndex
 from fenka.dialects.gpushare import COUNT, MEMORY
 from fenka.dialects.mig_records import INSIDE, INSTANCES, decode_instances, with_division
-from fenka.formats.quantities import parse_inside
+from fenka.formats.mig_profiles import parse_inside
 
 CORDONED = "fenka.io/cordoned"
 """Node annotation, written by people: indexes of cards that take no new slices, such as "0,2"."""

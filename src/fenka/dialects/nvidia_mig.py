@@ -14,7 +14,7 @@ from fenka.dialects import base, card_records, mig_records
 from fenka.dialects.card_records import nominal_slice, whole_slices
 from fenka.dialects.mig_records import INSTANCE, DividedCard
 from fenka.dialects.parsing import COMMON_OPTIONS, per_container, valid_request, with_options
-from fenka.formats.quantities import RESOURCE_PREFIX, resource_name, resource_profile
+from fenka.formats.mig_profiles import RESOURCE_PREFIX, resource_name, resource_profile
 
 NAME = "nvidia-mig"
 RESOURCES: tuple[str, ...] = (RESOURCE_PREFIX,)

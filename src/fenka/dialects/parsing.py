@@ -16,7 +16,7 @@ from fenka.core.request import (
 )
 from fenka.dialects import base
 from fenka.dialects.mig_records import INSIDE
-from fenka.formats.quantities import parse_inside
+from fenka.formats.mig_profiles import parse_inside
 
 COMMON_OPTIONS = (base.CORE_MODE, INSIDE, base.TOPOLOGY)
 """The annotations that pods of every dialect may have."""

@@ -12,7 +12,7 @@ import msgspec
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.formats import documents
-from fenka.formats.quantities import PROFILE
+from fenka.formats.mig_profiles import PROFILE
 
 MAX_BYTES = 256 * 1024
 

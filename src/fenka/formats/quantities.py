@@ -2,16 +2,12 @@
 
 A number without a unit counts units of a card (GiB by default): a card of 15079 MiB has 14. With a unit it is
 exactly that memory.
-
-Durations and percentages as people write them in options and files.
-
-Names of MIG profiles as people write them, and of their extended resources.
 """
 
 import re
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
-from fenka.core.request import ANY_INSTANCE, InvalidRequest, Memory
+from fenka.core.request import InvalidRequest, Memory
 
 UNITS_MIB = {"MiB": 1, "Mi": 1, "GiB": 1024, "Gi": 1024}
 """Kubernetes' short forms and the long ones. GB and MB, powers of ten, are rejected for clarity."""
@@ -112,108 +108,9 @@ def check_currency(text: str) -> None:
         raise InvalidPrice(f"{_shown(text)} is no currency: write its code, as EUR")
 
 
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,6})?(?:ms|[smhd]))+")
-_PART = re.compile(r"([0-9.]+)([a-z]+)")
-
-
-def parse_duration(text: str) -> float | None:
-    """Return the seconds of `90s`, `0.5s`, `2h30m` or `7d`; None if it is no duration or has no unit."""
-    if not _DURATION.fullmatch(text):
-        return None
-    return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
-
-
-_PERCENT = re.compile(r"([0-9]{1,3})%?")
-
-
-def parse_percent(text: str) -> int | None:
-    """Return a share of `50` or `50%`; None if the text is no percentage from 0 to 100."""
-    found = _PERCENT.fullmatch(text)
-    return int(found[1]) if found and int(found[1]) <= 100 else None
-
-
 def no_whole_cards(text: str) -> str:
     """Return the sentence for a number of whole cards that is none, as `0.5`."""
     return (
         f"{_shown(text)} is no number of whole cards: a part of one is asked for by --gpu-mem and "
         "--gpu-core"
     )
-
-
-PROFILE = re.compile(r"[1-9]g\.[1-9][0-9]{0,3}gb(?:[+-][a-z]+(?:\.[a-z]+)*)?")
-_COMPUTE = re.compile(r"[1-9]c\.(.+)")
-_RESOURCE = re.compile(r"(?:nvidia\.com/)?mig-(.+)", re.IGNORECASE)
-
-RESOURCE_PREFIX = "nvidia.com/mig-"
-"""Extended resources: `nvidia.com/mig-1g.5gb`; for `1g.5gb+me` it is `nvidia.com/mig-1g.5gb.me`."""
-_TIME_SLICED = ".shared"
-"""How the names end that NVIDIA's device plugin gives to instances in time slices."""
-
-
-def parse_profile(text: str) -> str:
-    """Return the name of a profile, `1g.5gb`. Raises InvalidRequest with what to write instead."""
-    if PROFILE.fullmatch(text):
-        return text
-    if match := _RESOURCE.fullmatch(text):
-        name = _profile(match[1].lower())
-        advice = f"; the profile of that resource is {name}" if PROFILE.fullmatch(name) else ""
-        raise InvalidRequest(f"{_quoted(text)} is no MIG profile{advice}")
-    if PROFILE.fullmatch(text.lower()):
-        raise InvalidRequest(f"{_quoted(text)} is no MIG profile: write {text.lower()}")
-    if match := _COMPUTE.fullmatch(text):
-        raise InvalidRequest(
-            f"{_quoted(text)} is a part of a GPU instance, which fenka does not create: ask for "
-            f"{match[1][:40]}, or for a slice inside it"
-        )
-    raise InvalidRequest(
-        f"{_quoted(text)} is no MIG profile: names are like 1g.5gb, and `fenka mig list` shows those of the "
-        "cards"
-    )
-
-
-def parse_inside(text: str) -> str:
-    """Return the profile of the instances that a slice may be in, or ANY_INSTANCE. Raises InvalidRequest."""
-    return text if text == ANY_INSTANCE else parse_profile(text)
-
-
-def resource_name(profile: str) -> str:
-    """Return the extended resource of a profile."""
-    return RESOURCE_PREFIX + profile.replace("+", ".")
-
-
-def resource_profile(resource: str) -> str:
-    """Return the profile of an extended resource that begins with RESOURCE_PREFIX.
-
-    Raises:
-        InvalidRequest: if it is of none, with what to write instead.
-    """
-    text = resource.removeprefix(RESOURCE_PREFIX)
-    name = _profile(text.lower().replace("+", "."))
-    if name.endswith(f"+{_TIME_SLICED[1:]}"):
-        name = name[: -len(_TIME_SLICED)]
-        raise InvalidRequest(
-            f"{_quoted(resource)}, and instances are not time-sliced: ask for {resource_name(name)}, or for "
-            f"a slice with annotation fenka.io/inside: {name}"
-        )
-    if resource_name(name) == resource and PROFILE.fullmatch(name):
-        return name
-    if match := _COMPUTE.fullmatch(name):
-        name = match[1]
-        raise InvalidRequest(
-            f"{_quoted(resource)}, a part of a GPU instance, which fenka does not create: ask for "
-            f"{resource_name(name)}"
-        )
-    instead = (
-        resource_name(name) if PROFILE.fullmatch(name) else f"a name like {RESOURCE_PREFIX}1g.5gb"
-    )
-    raise InvalidRequest(f"{_quoted(resource)}, which is no MIG profile: write {instead}")
-
-
-def _profile(of_resource: str) -> str:
-    """Return the profile in the name of a resource: `1g.5gb+me` for `1g.5gb.me`."""
-    return re.sub(r"gb\.", "gb+", of_resource, count=1)
-
-
-def _quoted(text: str) -> str:
-    return repr(text[:40])

@@ -15,7 +15,7 @@ import msgspec
 
 from fenka.core.mig.instances import GANG_IN_INSTANCES
 from fenka.core.request import ComputeMode, InvalidRequest
-from fenka.formats.quantities import parse_inside, parse_profile
+from fenka.formats.mig_profiles import parse_inside, parse_profile
 from fenka.isolation.lease_control import constant
 
 JobKind = Literal["run", "notebook", "training", "service", "container"]

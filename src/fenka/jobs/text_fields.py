@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast, get_args
 import msgspec
 
 from fenka.core.request import InvalidRequest
-from fenka.formats import documents, quantities
+from fenka.formats import documents, durations, quantities
 from fenka.formats.documents import MAX_BYTES, InvalidYaml, parse_yaml
 from fenka.jobs.workload import PodOptions, RoleSpec
 
@@ -29,7 +29,7 @@ def parse_duration(text: str) -> float:
     """Return the seconds of `90`, `90s`, `10m`, `2h30m` or `1d`. Raises InvalidRequest."""
     if re.fullmatch(r"-?[0-9]{1,9}(?:\.[0-9]{1,6})?", text):
         return float(text)
-    seconds = quantities.parse_duration(text)
+    seconds = durations.parse_duration(text)
     if seconds is None:
         raise InvalidRequest(f"invalid time {text[:40]!r}: expected for example 90s, 10m or 2h30m")
     return seconds
@@ -67,7 +67,7 @@ def parse_fields(fields: Fields, kind: type[S]) -> S:
 def _with_percentage(fields: Fields) -> dict[str, Any]:
     """Return the fields with a share of `50%` as the number 50."""
     text = fields.get("gpu-core")
-    percent = quantities.parse_percent(text) if isinstance(text, str) else None
+    percent = durations.parse_percent(text) if isinstance(text, str) else None
     return {**fields, **({} if percent is None else {"gpu-core": percent})}
 
 

@@ -18,7 +18,7 @@ from fenka.hardware.peer_credentials import user_name
 from fenka.jobs.collection import without_secrets
 from fenka.jobs.processes import ErrorReporter
 from fenka.jobs.training import TrainingSpec
-from fenka.local import records, runs, training_plan, training_supervisor, workload
+from fenka.local import records, runs, training_code, training_plan, training_supervisor, workload
 from fenka.local.launch import NotRunning, become
 from fenka.local.records import TRAININGS, RecordNotFound, TrainingRecord
 from fenka.local.views import card_uses, requested_cards
@@ -61,8 +61,8 @@ def submit(
     try:
         if spec.sync_source:
             progress(f"fetching the code of {spec.name} …")
-        training_plan.bring(
-            spec, credentials, directory, records.log_of(directory, training_plan.LOG)
+        training_code.bring(
+            spec, credentials, directory, records.log_of(directory, training_code.LOG)
         )
         record.binds = workload.provide_files(spec, directory / records.OWN)
         TRAININGS.save(directory, record)
@@ -271,12 +271,12 @@ def log_file(name: str, instance: str = "", container: str = "") -> Path:
         raise RecordNotFound(
             f"job {name} has no instance {instance[:80]}: its instances are {names}"
         )
-    cloning = not training.started_at and records.log_of(directory, training_plan.LOG).exists()
-    if container == training_plan.LOG or (cloning and not container):
-        return records.log_of(directory, training_plan.LOG)
+    cloning = not training.started_at and records.log_of(directory, training_code.LOG).exists()
+    if container == training_code.LOG or (cloning and not container):
+        return records.log_of(directory, training_code.LOG)
     if container:
         raise RecordNotFound(
-            f"{process.name} has no container {container[:80]}: only {training_plan.LOG} has a log of its own"
+            f"{process.name} has no container {container[:80]}: only {training_code.LOG} has a log of its own"
         )
     return records.log_of(directory, process.name)
 

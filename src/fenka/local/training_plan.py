@@ -4,32 +4,19 @@ Each process has an address of its own, 127.0.0.1 and a free port. Roles that re
 of one gang in the daemon's queue; the others run outside of leases.
 """
 
-import os
-import secrets
-import shlex
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path, PurePosixPath
 
-from fenka import procfs
-from fenka.core.errors import FAILURE, FenkaError
 from fenka.core.request import InvalidRequest
-from fenka.jobs import archive, job_spec, repository, roles
+from fenka.jobs import job_spec, roles
 from fenka.jobs.job_spec import GpuResources, JobSpec
 from fenka.jobs.local_ports import LOOPBACK
-from fenka.jobs.notebook import listens
 from fenka.jobs.roles import Role, RoleName
 from fenka.jobs.training import TrainingSpec
 from fenka.jobs.workload import RoleSpec
 from fenka.local import workload
-from fenka.local.records import OWN, TrainingRecord
+from fenka.local.records import TrainingRecord
 from fenka.local.workload import NO_CARDS, parse_priority
 from fenka.views.workloads import TRAINERS, instance_name
 
@@ -172,149 +159,7 @@ def refuse_cluster_options(spec: TrainingSpec) -> None:
     workload.refuse_cluster_options(spec, parts)
 
 
-LOG = "init-code"
-"""The directory of git's output among the logs: on a cluster, the container of this name has it."""
-
-
-class CodeNotFetched(FenkaError):
-    """The code could not be brought."""
-
-    exit_code = FAILURE
-
-
-def bring(spec: TrainingSpec, credentials: Mapping[str, str], directory: Path, log: Path) -> None:
-    """Clone or copy the code to `directory/code`. Raises CodeNotFetched, InvalidRequest, OSError."""
-    if spec.sync_source:
-        _clone(spec, credentials, directory / "code" / spec.project, log)
-    elif spec.code:
-        _copy(Path(spec.code), directory / "code")
-
-
-def _clone(spec: TrainingSpec, credentials: Mapping[str, str], target: Path, log: Path) -> None:
-    variables = repository.clone_variables(spec, str(target), "", credentials=bool(credentials))
-    environment = {**os.environ, **credentials, **variables}
-    log.parent.mkdir(mode=0o700, parents=True)
-    with log.open("w+b") as output:
-        try:
-            done = subprocess.run(
-                ["sh", "-c", repository.CLONE],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                # Or its next command would write to a directory that may be deleted by then.
-                preexec_fn=lambda: procfs.die_with_parent(signal.SIGKILL),
-                check=False,
-            )
-        except FileNotFoundError as why:
-            raise CodeNotFetched(f"{why.filename} is not installed here") from None
-        output.seek(0)
-        printed = output.read().decode(errors="replace")
-    if done.returncode:
-        reason = repository.failure_reason(printed) or f"it ended with {done.returncode}"
-        raise CodeNotFetched(f"git cannot fetch {spec.sync_source}: {reason}")
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy what git would not ignore: the same files as to a cluster, and of any size."""
-    for name in map(os.fsdecode, archive.files(source)):
-        if (source / name).is_dir():
-            continue  # a submodule
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source / name, target / name, follow_symlinks=False)
-
-
 # --- mpirun ---------------------------------------------------------------------------------------------
 
 # The hosts' names resolve to nothing, because Open MPI starts processes without an agent on a host that is
 # local, and thus outside of the leases. Ranks reach each other through the loopback interface.
-
-POLL_S = 0.02
-"""Between attempts to reach an agent that starts."""
-
-_LOOPBACK = {
-    "OMPI_MCA_btl_tcp_if_include": "lo",
-    "OMPI_MCA_oob_tcp_if_include": "lo",
-    "HYDRA_IFACE": "lo",
-}
-
-
-def _mpi_files(directory: Path) -> Path:
-    """Return the directory of the agent, the key and the lists of hosts."""
-    return directory / OWN / "mpi"
-
-
-def _mpi_sockets(record: TrainingRecord) -> Path:
-    """Return the directory of the agents' sockets and of temporary files, whose paths must be short."""
-    return Path(tempfile.gettempdir()) / f"fenka-{record.uid}"
-
-
-def _mpi_host(worker: str) -> str:
-    """Return the name by which mpirun calls a worker. No name server may know this domain (RFC 6761)."""
-    return f"{worker}.invalid"
-
-
-def prepare_mpi(record: TrainingRecord, directory: Path, workers: Sequence[str]) -> None:
-    """Write all files for an attempt. Raises OSError."""
-    place = _mpi_files(directory)
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(mode=0o700)
-    source = resources.files("fenka.jobs.in_pod") / "mpi_agent.py"
-    (place / "agent.py").write_text(source.read_text())
-    (place / "agent").write_text(f'#!/bin/sh\nexec {shlex.join(_mpi_agent(place))} "$@"\n')
-    (place / "agent").chmod(0o700)
-    (place / "key").touch(mode=0o600)
-    (place / "key").write_text(secrets.token_hex(32))
-    hosts = [_mpi_host(worker) for worker in workers]
-    slots = roles.slots(record.spec)
-    (place / "hosts").write_text(roles.hostfile(hosts, slots, hydra=False))
-    (place / "hydra-hosts").write_text(roles.hostfile(hosts, slots, hydra=True))
-    remove_mpi_sockets(record)
-    _mpi_sockets(record).mkdir(mode=0o700)
-    for worker in workers:
-        (_mpi_sockets(record) / worker).mkdir()
-
-
-def remove_mpi_sockets(record: TrainingRecord) -> None:
-    """Remove the directory of the agents' sockets."""
-    shutil.rmtree(_mpi_sockets(record), ignore_errors=True)
-
-
-def mpi_agent_command(directory: Path, worker: str) -> list[str]:
-    """Return the command of a worker."""
-    return [*_mpi_agent(_mpi_files(directory)), "serve", _mpi_host(worker)]
-
-
-def mpi_launcher_environment(record: TrainingRecord, directory: Path) -> dict[str, str]:
-    """Return the variables of the process that calls mpirun."""
-    place = PurePosixPath(_mpi_files(directory))
-    variables = roles.mpi_environment(place / "agent", place / "hosts", place / "hydra-hosts")
-    return {
-        **variables,
-        **_LOOPBACK,
-        "FENKA_AGENT_SOCKETS": str(_mpi_sockets(record)),
-        "FENKA_AGENT_KEY": str(place / "key"),
-    }
-
-
-def mpi_worker_environment(record: TrainingRecord, directory: Path, worker: str) -> dict[str, str]:
-    """Return the variables of a worker: the launcher's, and a directory for temporary files of its own.
-
-    Open MPI's daemons take each other's files for their own where several share a host's directory. Its own
-    option for that directory would be passed on, from daemons to those that they start.
-    """
-    return {
-        **mpi_launcher_environment(record, directory),
-        "TMPDIR": str(_mpi_sockets(record) / worker),
-    }
-
-
-def await_agents(record: TrainingRecord, workers: Iterable[str]) -> None:
-    """Return when all agents listen. The supervisor ends this process if one fails."""
-    for worker in workers:
-        while not listens(str(_mpi_sockets(record) / _mpi_host(worker))):
-            time.sleep(POLL_S)
-
-
-def _mpi_agent(place: Path) -> list[str]:
-    return [sys.executable, "-IS", str(place / "agent.py")]

@@ -22,7 +22,7 @@ from fenka.core.request import InvalidRequest
 from fenka.jobs.job_spec import JobSpec
 from fenka.jobs.local_ports import LOOPBACK, MAX_TAKEN, NoFreePort
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify
-from fenka.local import gang, records, supervisor, training_plan, workload
+from fenka.local import gang, mpi_processes, records, supervisor, training_plan, workload
 from fenka.local.launch import GroupProgram, GroupPrograms
 from fenka.local.records import OWN, TRAININGS, TrainingRecord
 from fenka.local.supervisor import GroupEnd, Home, RestartPolicy, Supervisor
@@ -110,7 +110,7 @@ class Training(supervisor.ProcessGroup):
         except (FenkaError, OSError) as why:
             code = why.exit_code if isinstance(why, FenkaError) else FAILURE
             self.end = GroupEnd(code, error=str(why))
-        training_plan.remove_mpi_sockets(record)
+        mpi_processes.remove_mpi_sockets(record)
         self._finish(self.end or GroupEnd(FAILURE))
 
     @contextlib.contextmanager
@@ -162,8 +162,8 @@ class Training(supervisor.ProcessGroup):
         workers = [process.name for process in self._processes if not process.chief]
         mpi = record.spec.kind == "mpi"
         if mpi:
-            training_plan.prepare_mpi(record, directory, workers)
-            opened.callback(training_plan.remove_mpi_sockets, record)
+            mpi_processes.prepare_mpi(record, directory, workers)
+            opened.callback(mpi_processes.remove_mpi_sockets, record)
         ports = dict[training_plan.Address, int]()
         for process in self._processes:
             ports[process.address], lock = paths.port_reservations().reserve()
@@ -172,11 +172,11 @@ class Training(supervisor.ProcessGroup):
         def program(process: Process) -> GroupProgram:
             command, environment, before = record.spec.argv, dict[str, str](), _nothing
             if mpi and process.chief:
-                environment = training_plan.mpi_launcher_environment(record, directory)
-                before = partial(training_plan.await_agents, record, workers)
+                environment = mpi_processes.mpi_launcher_environment(record, directory)
+                before = partial(mpi_processes.await_agents, record, workers)
             elif mpi:
-                environment = training_plan.mpi_worker_environment(record, directory, process.name)
-                command = training_plan.mpi_agent_command(directory, process.name)
+                environment = mpi_processes.mpi_worker_environment(record, directory, process.name)
+                command = mpi_processes.mpi_agent_command(directory, process.name)
             environment |= training_plan.environment(
                 record.spec, process, ports, record.starts_before
             )

@@ -11,7 +11,8 @@ from typing import Literal
 from fenka.core.errors import listed
 from fenka.core.inventory import Card
 from fenka.core.mig.geometry import Geometry, Place
-from fenka.core.mig.layouts import Layout, plan_layout
+from fenka.core.mig.layout_changes import plan_layout
+from fenka.core.mig.layouts import Layout
 from fenka.formats.mig_parted import CardTarget
 from fenka.hardware import nvml_mig
 from fenka.hardware.nvml_mig import InstanceInUse, MigError, ResetRequired

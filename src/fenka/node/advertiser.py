@@ -10,7 +10,7 @@ from fenka.core.request import Slice
 from fenka.dialects import base, gpushare, nodes, nvidia, nvidia_mig
 from fenka.dialects.base import Dialect, InvalidRecord, NodeResource
 from fenka.dialects.registry import DIALECTS, leased_resources, node_resources
-from fenka.formats.quantities import RESOURCE_PREFIX
+from fenka.formats.mig_profiles import RESOURCE_PREFIX
 from fenka.node.inventory import NodeInventory, whole_slice
 from fenka.node.kubelet import plugin as kubelet_plugin
 from fenka.node.kubelet.client import Claim

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from fenka.core.inventory import Card, DeviceId, InstanceId
-from fenka.core.mig.layouts import ImpossibleLayout, Layout
+from fenka.core.mig.layout_changes import ImpossibleLayout
+from fenka.core.mig.layouts import Layout
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.nodes import MIG_LABEL, NodeMigMode, mig_mode
 from fenka.formats import mig_parted

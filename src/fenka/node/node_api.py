@@ -11,7 +11,7 @@ import msgspec
 from fenka.cluster.compact import kept_annotations, kept_labels, limit_pod, limit_status
 from fenka.cluster.objects import MIRROR, Node, Object, ObjectMeta, Pod, node_path
 from fenka.core.inventory import Card
-from fenka.dialects import base, gpushare, lease_records, nodes
+from fenka.dialects import base, gpushare, nodes, resize_records
 from fenka.dialects.lease_records import REPORT
 from fenka.dialects.mig_records import INSTANCES
 from fenka.hardware.unlimited_drivers import ALLOWED as UNLIMITED_DRIVERS
@@ -26,10 +26,10 @@ RESET = "fenka.io/reset"
 """Node annotation, written by users: indexes of cards that they have reset. It is removed once read."""
 _READ_ANNOTATIONS = frozenset(
     (
-        lease_records.REQUEST,
-        lease_records.STATUS,
-        lease_records.REFUSED,
-        lease_records.FINAL,
+        resize_records.REQUEST,
+        resize_records.STATUS,
+        resize_records.REFUSED,
+        resize_records.FINAL,
         MIRROR,
         UNLIMITED_DRIVERS,
     )

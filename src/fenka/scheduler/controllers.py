@@ -19,17 +19,18 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from fenka.cluster.autoscaling import Pin
 from fenka.cluster.gang_placement import GangScheduler
 from fenka.cluster.growth import GrownPod, GrowthReclaim
 from fenka.cluster.mappings import RecentDict
+from fenka.cluster.node_pins import Pin
 from fenka.cluster.objects import Pod
 from fenka.cluster.pending_queue import is_open
 from fenka.cluster.queue_snapshot import POSITION
 from fenka.cluster.state import ClusterState
 from fenka.dialects.base import readable_quantity
-from fenka.dialects.lease_records import REQUEST, Refusal
+from fenka.dialects.lease_records import Refusal
 from fenka.dialects.registry import resource_names
+from fenka.dialects.resize_records import REQUEST
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.eviction import evict
 from fenka.scheduler.event_reporter import Recorder

@@ -22,8 +22,9 @@ from fenka.core.evaluate import Policy
 from fenka.core.policies.candidates import TargetPolicy
 from fenka.core.queue import Fairness
 from fenka.kubernetes.api_client import Api
-from fenka.kubernetes.election import Election, Leadership
+from fenka.kubernetes.election import Election
 from fenka.kubernetes.events import EventRecorder
+from fenka.kubernetes.leadership import Leadership
 from fenka.scheduler import controllers
 from fenka.scheduler.binder import BIND_TIMEOUT_S, SETTLE_S, Binder, GangBarrier
 from fenka.scheduler.event_reporter import EventReporter

@@ -29,7 +29,7 @@ from fenka.core.errors import FenkaError
 from fenka.core.units import MIB
 from fenka.dialects import gpushare
 from fenka.dialects.base import SharedNode
-from fenka.kubernetes.election import Leadership
+from fenka.kubernetes.leadership import Leadership
 from fenka.scheduler import extender_api
 from fenka.scheduler.binder import Binder
 from fenka.scheduler.extender import Extender

@@ -3,7 +3,7 @@
 import pytest
 
 from fenka.core.mig.geometry import TABLES, Place
-from fenka.core.mig.layouts import ImpossibleLayout, plan_layout
+from fenka.core.mig.layout_changes import ImpossibleLayout, plan_layout
 
 A100 = TABLES["A100-40G"]
 

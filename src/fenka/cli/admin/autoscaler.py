@@ -22,10 +22,10 @@ from fenka.cluster.autoscaling import AutoscalerStatus, encode_time
 from fenka.core.errors import INVALID_INPUT, listed
 from fenka.core.nodes.case import PlanningCase
 from fenka.core.nodes.plan import NodePlan, Unserved, make_plan
-from fenka.formats.quantities import parse_duration
+from fenka.formats.durations import parse_duration
 from fenka.isolation.lease_files import describe_os_error
 from fenka.kubernetes.api_client import Api
-from fenka.kubernetes.reader import AutoscalerState, read_autoscaler, read_config_text
+from fenka.kubernetes.autoscaler_reader import AutoscalerState, read_autoscaler, read_config_text
 from fenka.server.program import start_log
 
 if TYPE_CHECKING:

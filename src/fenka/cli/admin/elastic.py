@@ -14,7 +14,8 @@ from fenka.cli.world import snapshot_here
 from fenka.cluster.autoscaling import AutoscalerStatus, OfferStatus
 from fenka.core.units import format_units
 from fenka.kubernetes.api_client import Api, ApiError
-from fenka.kubernetes.reader import AutoscalerState, read_autoscaler, read_cluster, read_screen
+from fenka.kubernetes.autoscaler_reader import AutoscalerState, read_autoscaler
+from fenka.kubernetes.reader import read_cluster, read_screen
 from fenka.views.node_rows import NodeRow
 from fenka.views.node_summaries import NodeSummary, summarize_nodes, summarize_row
 

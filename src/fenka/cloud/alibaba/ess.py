@@ -16,7 +16,7 @@ from typing import Any
 from alibabacloud_ecs20140526 import models as ecs
 
 from fenka.cloud import port
-from fenka.cloud.alibaba import scaling_groups
+from fenka.cloud.alibaba import ecs_instances, scaling_groups
 from fenka.cloud.alibaba.sdk import MarketAboveCap, call, default_credentials, open_clients
 from fenka.cloud.alibaba.settings import EssConfig
 from fenka.cloud.config import GroupConfig, group_of
@@ -163,7 +163,7 @@ class EssProvider:
         config.check_settings()
         region, self._clock = config.provider.region, clock
         ess, ecs = clients
-        self._instances = scaling_groups.EcsInstances(ecs, region, config.cluster)
+        self._instances = ecs_instances.EcsInstances(ecs, region, config.cluster)
         self._prices = PriceCache(ecs, region, clock)
         self._catalogue = Catalogue(ecs, region, config.groups)
         self._scaling_groups = scaling_groups.ScalingGroups(ess, region, config.cluster, pause)
@@ -199,7 +199,7 @@ class EssProvider:
         listed = await self._instances.all()
         await self._find_orders(listed)
         return [
-            scaling_groups.as_instance(instance, self._orders.get(instance.instance_id, ""))
+            ecs_instances.as_instance(instance, self._orders.get(instance.instance_id, ""))
             for instance in listed
         ]
 
@@ -209,11 +209,11 @@ class EssProvider:
         self._orders = {name: order for name, order in self._orders.items() if name in names}
         groups = set()
         for instance in listed:
-            tags = scaling_groups.tags_of(instance)
+            tags = ecs_instances.tags_of(instance)
             if ORDER in tags:
                 self._orders[instance.instance_id] = tags[ORDER]
-            elif instance.instance_id not in self._orders and scaling_groups.SCALING_GROUP in tags:
-                groups.add(tags[scaling_groups.SCALING_GROUP])
+            elif instance.instance_id not in self._orders and ecs_instances.SCALING_GROUP in tags:
+                groups.add(tags[ecs_instances.SCALING_GROUP])
         for group in sorted(groups):
             self._orders |= await self._scaling_groups.orders(group)
 
@@ -240,7 +240,7 @@ class EssProvider:
         """End those instances that have the cluster's tag."""
         members: defaultdict[str, list[str]] = defaultdict(list)
         for instance in await self._instances.named(ids):
-            members[scaling_groups.tags_of(instance).get(scaling_groups.SCALING_GROUP, "")].append(
+            members[ecs_instances.tags_of(instance).get(ecs_instances.SCALING_GROUP, "")].append(
                 instance.instance_id
             )
         alone = members.pop("", [])

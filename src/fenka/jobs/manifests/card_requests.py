@@ -14,7 +14,8 @@ from fenka.dialects import ack, gpu_manager, gpushare
 from fenka.dialects import hami as hami_names
 from fenka.dialects.base import CORE_MODE, NVIDIA_GPU, TOPOLOGY
 from fenka.dialects.mig_records import INSIDE
-from fenka.formats.quantities import parse_memory, parse_profile, resource_name
+from fenka.formats.mig_profiles import parse_profile, resource_name
+from fenka.formats.quantities import parse_memory
 from fenka.jobs.job_spec import GpuResources
 
 _GIB_MIB = 1024

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fenka.cluster.objects import Pod
 from fenka.core.request import InvalidRequest, Slice
 from fenka.dialects.base import InvalidRecord
-from fenka.dialects.lease_records import (
+from fenka.dialects.resize_records import (
     FINAL,
     REFUSED,
     REQUEST,

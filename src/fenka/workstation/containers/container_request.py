@@ -15,7 +15,7 @@ import msgspec
 from fenka.core.errors import FenkaError
 from fenka.core.request import COMPUTE_MODES
 from fenka.formats.documents import similar
-from fenka.formats.quantities import parse_duration
+from fenka.formats.durations import parse_duration
 from fenka.isolation.lease_files import decode_json
 from fenka.jobs.job_spec import GpuResources, JobSpec
 

@@ -14,7 +14,8 @@ import msgspec
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.users.caps import Caps
 from fenka.formats.documents import InvalidDocument, Written, convert
-from fenka.formats.quantities import InvalidSize, parse_duration, parse_memory
+from fenka.formats.durations import parse_duration
+from fenka.formats.quantities import InvalidSize, parse_memory
 from fenka.isolation.lease_files import open_regular_file
 
 MAX_BYTES = 64 << 10

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from fenka.jobs.job_spec import GpuResources
 from fenka.workstation.containers.container_request import (
-    MAX_CONFIG_BYTES,
     DeviceRequest,
     InvalidContainer,
     read_request,
 )
+from fenka.workstation.containers.hook_receiver import MAX_CONFIG_BYTES
 
 ID = "0123456789abcdef" * 4
 

@@ -18,9 +18,7 @@ from fenka.formats.documents import similar
 from fenka.formats.durations import parse_duration
 from fenka.isolation.lease_files import decode_json
 from fenka.jobs.job_spec import GpuResources, JobSpec
-
-MAX_STATE_BYTES = 1 << 20
-MAX_CONFIG_BYTES = 4 << 20
+from fenka.workstation.containers.hook_receiver import MAX_CONFIG_BYTES, MAX_STATE_BYTES
 
 MAX_KEEP_S = 600.0
 """A slice is kept for a restart no longer than this."""

@@ -1,6 +1,7 @@
 """Serves the hook that starts containers: makes a container a job, and sends the mounts of its lease.
 
-The hook gives sealed copies of the OCI state and of config.json, and a descriptor of the container's init.
+The hook gives sealed copies of the OCI state and of config.json, and a descriptor of the container's init. A
+process of its own reads them (`hook_reader.py`).
 The answer is a sentence, or names and descriptors of mounts. It never waits for a slice: a container whose
 slice is not free gets a lease without limits, in which the shim holds its program (native/shim/hold.c).
 
@@ -9,10 +10,8 @@ Root's hook may start any container. Another user's may start one whose user nam
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import pwd
-import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -33,31 +32,28 @@ from fenka.isolation.mount_handles import copy_mount
 from fenka.isolation.sandbox import DRIVER, LEASE_ROOT, NODE, SHIM, LeaseMounts
 from fenka.jobs.job_spec import JobSpec
 from fenka.workstation import admission, protocol
-from fenka.workstation.accepting import Caller, admit
+from fenka.workstation.accepting import Caller, admit, hung_up
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.connections import create_jobs, with_time_limit
 from fenka.workstation.containers import packet_server
 from fenka.workstation.containers.container_request import (
-    MAX_CONFIG_BYTES,
-    MAX_STATE_BYTES,
     DeviceRequest,
     InvalidContainer,
     read_request,
 )
+from fenka.workstation.containers.hook_reader import HookMessage, HookReader
 from fenka.workstation.containers.tickets import Tickets
 from fenka.workstation.controller import Controller
 from fenka.workstation.job import Job, JobContainer
 from fenka.workstation.lifetime import describe, log
 from fenka.workstation.paths import Runtime
 
-MAX_REQUEST_BYTES = 1024
 MAX_INIT_AGE_S = 120.0
 """An init is made by the runtime right before its hook. One that is older is somebody's running program."""
 
 PLACING_TIMEOUT_S = 30.0
 """Until the hook has placed the mounts."""
 
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 CHARGES = ("root", "refuse", "annotation")
@@ -101,6 +97,7 @@ class HookServer:
         self._runtime, self._controller = runtime, controller
         self._quotas, self._payer, self._nodes = quotas, payer, nodes
         self._tasks: set[asyncio.Task[None]] = set()
+        self._reader = HookReader()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -150,31 +147,26 @@ class HookServer:
     ) -> None:
         async with asyncio.timeout(admission.HELLO_TIMEOUT_S):
             await _readable(connection)
-        device, descriptors, flags, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 3)
-        for descriptor in descriptors:
-            opened.callback(os.close, descriptor)
-        if len(descriptors) != 3 or flags & socket.MSG_CTRUNC:
-            raise InvalidContainer("this is no request of fenka-hook")
-        state, config, init = descriptors
         async with self._quotas.time_share(caller.account):
-            request = read_request(
-                device.decode(errors="replace"),
-                _read_sealed(state, MAX_STATE_BYTES),
-                _read_sealed(config, MAX_CONFIG_BYTES),
-            )
+            if hung_up(connection):
+                return
+            message = await self._reader.read(connection.fileno(), caller.account)
+            opened.callback(os.close, message.descriptor)
+            device = message.device.decode(errors="replace")
+            request = read_request(device, message.state, message.config)
             client = HookClient()
             opened.callback(self._controller.clients.remove, client)
-            job, mounts = await self._submit(client, caller, request, init)
+            job, mounts = await self._submit(client, caller, request, message)
         await self._place(connection, job, mounts)
 
     # --- a container becomes a job ------------------------------------------------------------------
 
     async def _submit(
-        self, client: HookClient, caller: Caller, request: DeviceRequest, descriptor: int
+        self, client: HookClient, caller: Caller, request: DeviceRequest, message: HookMessage
     ) -> tuple[Job, LeaseMounts]:
         """Return the job and the mounts of its lease. Raises FenkaError, OSError."""
-        controller, pid = self._controller, _pid_of(descriptor)
-        init = PeerProcess(pid, caller.account, descriptor, procfs.start_ticks(pid) or 0)
+        controller, pid = self._controller, message.pid
+        init = PeerProcess(pid, caller.account, message.descriptor, message.start_ticks)
         _check_init(caller, init)
         job = self._known(init)
         if job is not None:
@@ -340,20 +332,6 @@ def lease_copies(mounts: LeaseMounts) -> list[Copy]:
     ]
 
 
-def _pid_of(descriptor: int) -> int:
-    """Return the process of a pidfd. Raises InvalidContainer."""
-    try:
-        text = (procfs.PROC / "self/fdinfo" / str(descriptor)).read_text()
-    except OSError:
-        text = ""
-    found = re.search(r"^Pid:\t([1-9][0-9]*)$", text, re.MULTILINE)
-    if found is None:
-        raise InvalidContainer(
-            "the container's process is gone, or outside of what the fenka daemon sees"
-        )
-    return int(found[1])
-
-
 def _check_init(caller: Caller, init: PeerProcess) -> None:
     """Check that a process is a new container's, and that the caller may name it. Raises InvalidContainer."""
     try:
@@ -369,17 +347,6 @@ def _check_init(caller: Caller, init: PeerProcess) -> None:
         raise InvalidContainer("the process has no mounts of its own: it is no container")
     if caller.process.start_ticks - init.start_ticks > MAX_INIT_AGE_S * _TICKS:
         raise InvalidContainer("the process is no new container: it was started long before")
-
-
-def _read_sealed(descriptor: int, most: int) -> bytes:
-    """Read sealed memory, which nobody can change or delay. Raises InvalidContainer."""
-    try:
-        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-    except OSError:
-        seals = 0
-    if seals & _SEALS != _SEALS:
-        raise InvalidContainer("this is no request of fenka-hook: its files are not sealed")
-    return os.pread(descriptor, most + 1, 0)
 
 
 def _refuse(connection: socket.socket, caller: Caller, reason: str) -> None:

@@ -379,7 +379,7 @@ def _delete(backend: Backend, name: str, choice: WorkloadChoice) -> str:
         job, _ = find_jobs_or_versions(backend, name, choice)
         if job is not None:
             backend.delete_jobs([job])
-            return _deleted(name)
+            return _deleted(job)
     backend.delete_service(name, choice.version)
     return f"{f'version {choice.version} of ' if choice.version else ''}service {name}: deleted"
 
@@ -422,12 +422,13 @@ def prune(
         return
     backend.delete_jobs(ended)
     for job in ended:
-        print(escape(_deleted(job.name)))
+        print(escape(_deleted(job)))
 
 
-def _deleted(name: str) -> str:
-    """Return arena's words."""
-    return f"The training job {name} has been deleted successfully"
+def _deleted(job: TrainingJob) -> str:
+    """Return arena's words, but a notebook is no training."""
+    noun = "notebook" if job.trainer == "notebook" else "training job"
+    return f"The {noun} {job.name} has been deleted successfully"
 
 
 def traffic_split(

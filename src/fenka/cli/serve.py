@@ -200,7 +200,7 @@ def _print_objects(
 
 
 def _report(spec: ServiceSpec, before: list[str]) -> None:
-    report_submission(spec.name, f"fenka serve get {spec.name} -v {spec.version}")
+    report_submission(spec.name, f"fenka serve get {spec.name} -v {spec.version}", "service")
     if before:
         others = " ".join(f"-v {version}:WEIGHT" for version in (*before, spec.version))
         print(

@@ -192,7 +192,7 @@ def test_get_reports_and_delete_removes_when_creation_is_interrupted(
         assert [owner["uid"] for owner in item["metadata"]["ownerReferences"]] == [uid]
     assert "its submission was interrupted" in ok(run("get", "nb"))
     assert "was interrupted: delete it (fenka delete nb)" in run("start", "nb").stderr
-    ok(run("delete", "nb"))
+    assert ok(run("delete", "nb")) == "The notebook nb has been deleted successfully\n"
     assert not server.all("deployments")
 
 

@@ -101,12 +101,12 @@ def a_replica(server: FakeApiServer, version: str, name: str, **status: object) 
 # ---- deploying ----
 
 
-def test_deployment_is_reported_in_arenas_words(run: Run, server: FakeApiServer) -> None:
+def test_deployment_is_reported_as_a_service(run: Run, server: FakeApiServer) -> None:
     """One word is a shell's script; the options are the slice, the port and the number."""
     done = run(*V1, "--replicas", "2", "--gpu-core", "30", "python serve.py")
     assert ok(done) == (
-        "The Job bert has been submitted successfully\n"
-        "You can run `fenka serve get bert -v v1` to check the job status\n"
+        "The service bert has been submitted successfully\n"
+        "You can run `fenka serve get bert -v v1` to check the service status\n"
     )
     deployment = server.get("deployments", "bert-v1", "default")
     assert deployment["spec"]["replicas"] == 2

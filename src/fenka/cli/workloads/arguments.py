@@ -139,10 +139,10 @@ class GatewayChoice:
     ] = 1
 
 
-def report_submission(name: str, command: str) -> None:
-    """Print that a workload was submitted, in arena's words. command: shows it."""
-    print(f"The Job {name} has been submitted successfully")
-    print(f"You can run `{command}` to check the job status", flush=True)
+def report_submission(name: str, command: str, noun: str = "Job") -> None:
+    """Print that a workload was submitted; of a training in arena's words. command: shows it."""
+    print(f"The {noun} {name} has been submitted successfully")
+    print(f"You can run `{command}` to check the {noun.lower()} status", flush=True)
 
 
 NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="the service")]

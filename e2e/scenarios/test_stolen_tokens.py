@@ -240,7 +240,6 @@ def test_schedulers_token_removes_its_gate_and_writes_its_marks_only(
 
 AUTOSCALER = {
     "enabled": True,
-    "replicas": 0,
     "config": {
         "cluster": "c",
         "provider": {"kind": "ess", "region": "r"},

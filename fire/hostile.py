@@ -9,6 +9,7 @@ import json
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from pathlib import Path
 
 RUNTIME = Path("/run/fenka")
 SOCKET = str(RUNTIME / "daemon.sock")
-CONNECTIONS, DEPARTED = 300, 100
+CONNECTIONS, DEPARTED, LINGERING = 300, 100, 20
 DEPTH = 100_000
 
 
@@ -254,6 +255,33 @@ def departed() -> None:
     report("done: departed")
 
 
+def lingering() -> None:
+    """Send descriptors of TCP connections whose close takes an hour, for the daemon to close."""
+    kept = list[socket.socket]()
+    kinds = {"daemon.sock": socket.SOCK_STREAM, "containers.sock": socket.SOCK_SEQPACKET}
+    for name, kind in kinds.items():
+        for _ in range(LINGERING):
+            with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 0)) as server:
+                sender = socket.create_connection(server.getsockname())
+                kept.append(server.accept()[0])
+                sender.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        sender.send(b"x" * 65536)
+                sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+                peer = socket.socket(socket.AF_UNIX, kind)
+                kept.append(peer)
+                peer.settimeout(10)
+                peer.connect(str(RUNTIME / name))
+                try:
+                    socket.send_fds(peer, [b"x"], [sender.fileno()])
+                except OSError:  # The kernel refuses it.
+                    sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+                sender.close()
+    report("ready")
+    sys.stdin.read()
+
+
 def report(line: str) -> None:
     """Print one line without buffering."""
     print(line, flush=True)
@@ -275,6 +303,7 @@ ATTACKS: dict[str, Callable[..., None]] = {
         knock,
         stop_names,
         departed,
+        lingering,
     )
 }
 

@@ -287,7 +287,7 @@ class WorkstationExperiment:
         leases = [job["id"] for job in self.ledger() or []]
         name = self.rng.choice(
             ["fifo", "connections", "garbage", "squat", "impostor", "names", "impersonate"]
-            + ["knock", "stop_names", "departed"]
+            + ["knock", "stop_names", "departed", "lingering"]
             + (["claim_by_mount", "claim_by_environment", "account"] if leases else [])
         )
         words = [name]

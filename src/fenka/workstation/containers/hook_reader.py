@@ -17,12 +17,6 @@ TIMEOUT_S = 10.0
 REAP_S = 2.0
 """Until the process of a user's last message has ended."""
 
-_SENTENCES = {
-    hook_receiver.MALFORMED: "this is no request of fenka-hook",
-    hook_receiver.NOT_SEALED: "this is no request of fenka-hook: its files are not sealed",
-    hook_receiver.GONE: "the container's process is gone, or outside of what the fenka daemon sees",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class HookMessage:
@@ -113,18 +107,30 @@ def _decode(content: bytes) -> HookMessage:
     if len(content) < hook_receiver.HEADER.size:
         raise InvalidContainer("this is no request of fenka-hook")
     status, *sizes, pid, started = hook_receiver.HEADER.unpack_from(content)
-    if status != hook_receiver.OK:
-        raise InvalidContainer(_SENTENCES[status])
+    if status == hook_receiver.MALFORMED:
+        raise InvalidContainer("this is no request of fenka-hook")
+    if status == hook_receiver.NOT_SEALED:
+        raise InvalidContainer("this is no request of fenka-hook: its files are not sealed")
     parts, at = list[bytes](), hook_receiver.HEADER.size
     for size in sizes:
         parts.append(content[at : at + size])
         at += size
+    descriptor = _open_process(pid, started) if status == hook_receiver.OK else None
+    if descriptor is None:
+        raise InvalidContainer(
+            "the container's process is gone, or outside of what the fenka daemon sees"
+        )
+    device, state, config = parts
+    return HookMessage(device, state, config, pid, started, descriptor)
+
+
+def _open_process(pid: int, started: int) -> int | None:
+    """Return a pidfd; None if the process that was started then has ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
-        raise InvalidContainer(_SENTENCES[hook_receiver.GONE]) from None
-    if start_ticks(pid) != started:
-        os.close(descriptor)
-        raise InvalidContainer(_SENTENCES[hook_receiver.GONE])
-    device, state, config = parts
-    return HookMessage(device, state, config, pid, started, descriptor)
+        return None
+    if start_ticks(pid) == started:
+        return descriptor
+    os.close(descriptor)
+    return None

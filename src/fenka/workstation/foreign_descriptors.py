@@ -7,6 +7,7 @@ takes until its data is sent, which its owner can delay for days (socket(7), uni
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import socket
 import threading
@@ -30,8 +31,13 @@ ALERT_S = 60.0
 
 ALERT_PERIOD_S = 0.01
 
-REPEAT_S = 0.002
-"""Between two signals, of which each ends one wait."""
+LAST_PAUSE_S = 1.0
+PAUSES_S = (*[0.002] * 150, *[0.1] * 50)
+"""The times after the first signals, each of which ends one wait. LAST_PAUSE_S is the time after others.
+
+Signals do not help a loop that is busy. asyncio has room for about 270 that it has not handled, and each
+further one leaves lines in the log.
+"""
 
 
 def refuse(server: socket.socket) -> None:
@@ -58,6 +64,11 @@ def interrupted(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         loop.remove_signal_handler(_SIGNAL)
 
 
+def pauses() -> Iterator[float]:
+    """Return the times after the signals to a loop that stays held, in seconds."""
+    return itertools.chain(PAUSES_S, itertools.repeat(LAST_PAUSE_S))
+
+
 class _Watch:
     """Asks a loop whether it goes on."""
 
@@ -74,8 +85,12 @@ class _Watch:
             if answered.wait(ALERT_PERIOD_S if self._alert else PATIENCE_S):
                 continue
             self._alert_until = time.monotonic() + ALERT_S
-            while not (answered.wait(REPEAT_S) or self.ended.is_set()):
+            for pause_s in pauses():
+                if self.ended.is_set():
+                    break
                 signal.pthread_kill(self._thread, _SIGNAL)
+                if answered.wait(pause_s):
+                    break
 
     @property
     def _alert(self) -> bool:

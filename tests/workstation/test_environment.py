@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.workstation.conftest import Workstation
+from tests.workstation.conftest import Workstation, eventually
 
 SHOW = """
 import ctypes, json, os, subprocess, sys, uuid
@@ -41,6 +41,7 @@ def test_lease_numbers_its_own_cards(station: Workstation) -> None:
     station.start("--simulate", "T4*4")
     machine = cards(station)
     held = station.run("--gpus", "1", "--", "sleep", "600")
+    eventually(station.jobs)
     station.ok("run", "--gpus", "1", "--", "true")
     assert shown(station, "--gpus", "2") == [[[0, 1], machine[1:3], "0,1"]]
     station.environment["CUDA_VISIBLE_DEVICES"] = "3"

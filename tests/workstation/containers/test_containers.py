@@ -55,7 +55,7 @@ def test_container_is_held_until_its_slice_is_free(t4: Workstation) -> None:
     second.start("slice=10GiB")
     said = second.program.says()
     assert said.startswith(
-        "fenka: waiting for this container's slice: place 1 of 1 in the queue: 0/1"
+        "fenka: waiting for this container's slice: place 1 of 1 in the queue: no GPU fits"
     )
     assert second.await_state("waiting")["reason"].startswith("no GPU fits")
     first.kill()

@@ -329,5 +329,7 @@ async def warn_if_too_large(api: Api, workloads: Iterable[Manifest]) -> None:
         except InvalidRecord as why:
             never = str(why)
         if never:
-            api.on_warning(f"{never}, or add a node that has it; until then it waits")
+            api.on_warning(
+                f"it can never start as it is: {never}, or add a node that has it; until then it waits"
+            )
             return

@@ -179,7 +179,7 @@ def test_every_small_instance_is_given_and_the_next_pod_waits_with_a_reason(
         cluster.apply(instance_pod(name, profile))
         divided.wait_for_event(name, f"no card has room for {profile}: 0/0 {profile} is held by")
     listed = divided.fenka("mig", "list").splitlines()
-    assert len([line for line in listed if line.split()[2:3] == ["1g.5gb"]]) == 7
+    assert len([line for line in listed if line.split()[3:4] == ["1g.5gb"]]) == 7
     shown = divided.fenka("top", "node").splitlines()
     assert len([line for line in shown if line.endswith("12/12 %")]) == 7
     assert "28/39" in divided.inspect(A100)

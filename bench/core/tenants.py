@@ -48,8 +48,11 @@ def learned(trace: Trace, sizes: tuple[int, ...], times: int, random: Random) ->
     return seen.typical()
 
 
-def allocated(trace: Trace, policy: str, expected: Workload, seed: int) -> float:
-    """Return the percentage of the cards that is allocated when LOAD percent have been requested."""
+def allocated(trace: Trace, policy: str, expected: Workload | None, seed: int) -> float:
+    """Return the percentage of the cards that is allocated when LOAD percent have been requested.
+
+    expected: the workload that the policy expects; None for the trace's own.
+    """
     arrivals = inflated(trace, LOAD / 100, Random(seed))
     allocation = replay(trace, trace.nodes, arrivals, policy, expected=expected).allocation
     return allocation[max(allocation)]

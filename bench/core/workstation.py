@@ -7,18 +7,18 @@ trace's workload, and in how many of the runs `bid-price` has allocated more or 
 """
 
 import argparse
-from collections.abc import Sequence
+import sys
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from statistics import mean
 
-from fenka.core.inventory import Node
-from fenka.simulation.replay import replay
-from fenka.simulation.trace import Trace, inflated, read_trace
+from fenka.simulation.trace import Trace, read_trace
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.core.tenants import allocated
 
 CARDS = (1, 2, 4, 8)
-LOAD = 100
 
 
 def machine(whole: Trace, cards: int) -> Trace:
@@ -33,13 +33,6 @@ def machine(whole: Trace, cards: int) -> Trace:
         if pod.parts > 0 and pod.request.cards <= cards
     )
     return Trace((free,), pods)
-
-
-def allocated(trace: Trace, nodes: Sequence[Node], policy: str, seed: int) -> float:
-    """Return the percentage of the cards that is allocated when LOAD percent have been requested."""
-    arrivals = inflated(trace, LOAD / 100, Random(seed))
-    allocation = replay(trace, nodes, arrivals, policy).allocation
-    return allocation[max(allocation)]
 
 
 def main() -> None:
@@ -57,9 +50,7 @@ def main() -> None:
     for cards in CARDS:
         trace = machine(whole, cards)
         runs = [
-            tuple(
-                allocated(trace, trace.nodes, policy, seed) for policy in ("binpack", "bid-price")
-            )
+            tuple(allocated(trace, policy, None, seed) for policy in ("binpack", "bid-price"))
             for seed in range(options.seeds)
         ]
         base, got = (mean(column) for column in zip(*runs, strict=True))

@@ -1,4 +1,4 @@
-"""Renders a training as processes of this machine, and brings what they need: code, and files for mpirun.
+"""Renders a training as processes of this machine.
 
 Each process has an address of its own, 127.0.0.1 and a free port. Roles that request cards are the members
 of one gang in the daemon's queue; the others run outside of leases.
